@@ -116,6 +116,7 @@ def test_a_job_grows_from_2_to_4_when_nodes_come_free(
     assert "bireme-autoscaler" in owners
 
 
+@pytest.mark.whole
 def test_a_job_gives_way_to_a_service_of_a_higher_priority(
     cluster: EmbeddedCluster,
     controller: Program,
@@ -133,6 +134,7 @@ def test_a_job_gives_way_to_a_service_of_a_higher_priority(
     until(lambda: running(job) == count - 1, what="the other workers to run")
 
 
+@pytest.mark.whole
 def test_a_job_is_not_resized_while_it_writes_a_checkpoint(
     cluster: EmbeddedCluster,
     controller: Program,

@@ -119,6 +119,7 @@ def lose(cluster: EmbeddedCluster, component: str) -> None:
     until(lambda: not any(f"{component} " in line for line in processes_in(folder)))
 
 
+@pytest.mark.whole
 def test_what_gave_up_on_a_slow_api_server_is_started_again(
     provider: EmbeddedProvider, worn: EmbeddedCluster
 ) -> None:
@@ -128,6 +129,7 @@ def test_what_gave_up_on_a_slow_api_server_is_started_again(
     assert provider.get("worn").nodes == {"cpu": 2}
 
 
+@pytest.mark.whole
 def test_a_cluster_with_a_dead_process_names_it_and_the_remedy(
     provider: EmbeddedProvider, worn: EmbeddedCluster
 ) -> None:

@@ -95,6 +95,7 @@ def test_docs_charts_names_every_chart() -> None:
     assert [name for name in charts if f"charts/{name}" not in text] == []
 
 
+@pytest.mark.whole
 def test_the_demo_compares_plan_and_cluster_and_leaves_nothing(shell: Shell) -> None:
     finished = shell("bireme demo")
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -171,6 +172,7 @@ def test_bad_input_gets_one_sentence_and_a_non_zero_exit(shell: Shell, line: str
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.whole
 def test_install_that_does_not_fit_names_the_difference_and_exits_1(shell: Shell) -> None:
     try:
         assert shell("bireme up --nodes p4d.24xlarge=1").returncode == 0

@@ -64,6 +64,7 @@ def dra(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
 
 
+@pytest.mark.whole
 def test_each_worker_has_a_node_whose_devices_are_its_own_and_others_wait(
     devices: Cluster, render: Callable[..., Render]
 ) -> None:

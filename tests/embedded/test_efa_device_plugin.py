@@ -31,6 +31,7 @@ def test_it_runs_on_every_node_with_efa_and_no_other(release: ReleaseFactory, fl
     plugin.until(lambda: fleet.words(plugin) == {"p4d", "g5-efa", "trn1", "tainted"})
 
 
+@pytest.mark.whole
 def test_an_instance_type_added_by_value_gets_a_pod(release: ReleaseFactory, fleet: Fleet) -> None:
     fleet.add("p9", "p9.48xlarge")
     plugin = release("efa-device-plugin", sets=OREGON)
@@ -40,6 +41,7 @@ def test_an_instance_type_added_by_value_gets_a_pod(release: ReleaseFactory, fle
     plugin.until(lambda: fleet.words(plugin) == {"p4d", "g5-efa", "trn1", "p9"})
 
 
+@pytest.mark.whole
 def test_a_new_node_gets_a_pod_and_uninstalling_removes_all(
     release: ReleaseFactory, fleet: Fleet, cluster: EmbeddedCluster
 ) -> None:

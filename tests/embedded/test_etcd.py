@@ -37,6 +37,7 @@ def test_an_upgrade_that_removes_members_is_refused(release: ReleaseFactory) -> 
         etcd.upgrade(sets=[IN_POD, "replicas=1"])
 
 
+@pytest.mark.whole
 def test_changed_claims_are_refused_as_predicted(release: ReleaseFactory) -> None:
     etcd = release("etcd", sets=[IN_POD])
     changed = ["persistence.enabled=true"]
@@ -45,6 +46,7 @@ def test_changed_claims_are_refused_as_predicted(release: ReleaseFactory) -> Non
         etcd.upgrade(sets=changed)
 
 
+@pytest.mark.whole
 def test_an_etcd_without_users_keeps_none_until_its_clients_have_a_secret(release: ReleaseFactory) -> None:
     etcd = release("etcd", sets=[IN_POD, "auth.enabled=false"])
     with pytest.raises(BiremeError, match="this etcd runs without users"):

@@ -172,6 +172,7 @@ def test_pods_of_a_chart_without_labels_are_installed_compared_and_removed(
     cluster.api.delete(f"{pods}/web-stranger")
 
 
+@pytest.mark.whole
 def test_objects_of_any_kind_are_found_by_their_plural(release: ReleaseFactory, chart: Path) -> None:
     one, other = release(chart, values={"caches": 0}), release(chart, values={"caches": 0})
     for plural in ("services", "horizontalpodautoscalers", "deployments", "databases.example.com"):
@@ -208,6 +209,7 @@ def _status(cluster: Cluster, path: str) -> int:
     return 200
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("nodes", "labels"),
     [(SELECTOR, "nvidia.com/mps.capable=true"), (AFFINITY, " or ".join(f"{key}=true" for key in KEYS))],
@@ -245,6 +247,7 @@ def test_a_daemonset_that_no_node_takes_is_told_by_plan_status_and_doctor(
         cluster.api.patch(path, {"metadata": {"labels": {key: None}}})
 
 
+@pytest.mark.whole
 def test_what_a_list_has_is_planned_installed_and_compared(release: ReleaseFactory, tmp_path: Path) -> None:
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: listed, version: 1.0.0}")

@@ -38,6 +38,7 @@ def test_agents_run_on_every_node_with_gpus_and_one_replaces_the_other(
     assert metrics.objects("daemonsets") == metrics.objects("pods") == metrics.objects("configmaps") == []
 
 
+@pytest.mark.whole
 def test_a_type_that_nobody_knows_gets_an_agent_by_its_label(release: ReleaseFactory, fleet: Fleet) -> None:
     fleet.add("p10", "p10.48xlarge")
     fleet.label("p10", {"karpenter.k8s.aws/instance-gpu-manufacturer": "nvidia"})
@@ -47,6 +48,7 @@ def test_a_type_that_nobody_knows_gets_an_agent_by_its_label(release: ReleaseFac
     fleet.label("p10", {"karpenter.k8s.aws/instance-gpu-manufacturer": "amd"})
 
 
+@pytest.mark.whole
 def test_a_second_agent_for_the_same_gpus_is_refused(release: ReleaseFactory, fleet: Fleet) -> None:
     first = release("gpu-metrics", sets=CLOUDWATCH)
     with pytest.raises(

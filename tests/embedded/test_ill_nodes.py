@@ -116,6 +116,7 @@ def test_a_worker_leaves_its_node_when_that_falls_ill_and_is_placed_elsewhere(
     assert said.pop().startswith(f"worker 0 leaves {node}: {why}")
 
 
+@pytest.mark.whole
 def test_a_node_that_is_well_again_takes_workers_again(
     cluster: EmbeddedCluster, controller: Program, ail: Callable[[str, Mapping[str, Any]], None]
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_node_that_is_well_again_takes_workers_again(
     until(lambda: not is_marked(), 60, controller.log.read_text)
 
 
+@pytest.mark.whole
 def test_a_worker_that_would_come_back_stays_and_status_and_doctor_name_its_node(
     cluster: EmbeddedCluster,
     controller: Program,

@@ -68,6 +68,7 @@ def objects(name: str, capacity: Capacity) -> list[dict[str, Any]]:
     return karpenter_objects(fleet, "KarpenterNodeRole-training")
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     "capacity",
     [Capacity(), Capacity("spot"), Capacity("reservation", "cr-0a1"), Capacity("block", "cr-0a1")],

@@ -80,6 +80,7 @@ def test_the_first_workers_success_completes_the_job_and_ends_the_others(release
     job.until(lambda: not live(job, "worker") and "Complete" in conditions(job))
 
 
+@pytest.mark.whole
 def test_a_failed_launcher_is_replaced_within_the_backoff_limit(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", "recovery.backoffLimit=1", ALONE], **P4D)
     (first,) = [name for name in live(job, "worker") if "-r1-0-" in name]
@@ -113,11 +114,13 @@ def test_the_ssh_key_is_generated_once_and_kept_by_upgrades(release: ReleaseFact
     assert key(job) == made
 
 
+@pytest.mark.whole
 def test_two_releases_have_two_keys(release: ReleaseFactory) -> None:
     one, two = (release("mpi-training", sets=["job.suspend=true"]) for _ in range(2))
     assert key(one) != key(two)
 
 
+@pytest.mark.whole
 def test_another_number_of_workers_needs_the_next_run(
     release: ReleaseFactory,
 ) -> None:
@@ -157,6 +160,7 @@ def test_an_elastic_job_scales_in_place_and_each_worker_has_starts_of_its_own(
         job.upgrade(sets=["workers=5", *limits])
 
 
+@pytest.mark.whole
 def test_suspend_removes_the_pods_and_the_queue_label_is_set(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
     job.upgrade(sets=["workers=2", ALONE, "job.suspend=true", "queue.name=training"], **P4D)
@@ -186,6 +190,7 @@ class TestMpiJob:
         (environment,) = told(job, "launcher")
         assert environment["BIREME_MPI_ROLE"] == "launcher"
 
+    @pytest.mark.whole
     def test_a_complete_job_removes_its_workers_and_keeps_its_launcher(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         (launcher,) = live(job, "launcher")
@@ -194,6 +199,7 @@ class TestMpiJob:
         (kept,) = [pod for pod in job.pods() if pod.role == "launcher"]
         assert kept.phase == "Succeeded"
 
+    @pytest.mark.whole
     def test_an_upgrade_of_a_running_job_needs_the_next_run(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         changed = [*self.SETS, "image.tag=0.2.0"]
@@ -205,6 +211,7 @@ class TestMpiJob:
         assert job.differences() == ()
         assert {pod.workload for pod in job.pods() if pod.is_live} == {f"{job.name}-r2"}
 
+    @pytest.mark.whole
     def test_suspend_removes_the_pods_and_the_queue_label_is_set(self, release: ReleaseFactory) -> None:
         job = release("mpi-training", sets=list(self.SETS), **P4D)
         job.upgrade(sets=[*self.SETS, "job.suspend=true", "queue.name=training"], **P4D)

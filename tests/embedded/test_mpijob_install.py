@@ -131,6 +131,7 @@ def test_uninstalling_removes_the_kind_and_its_jobs_if_configured(
     assert cluster.api.find(job) is None
 
 
+@pytest.mark.whole
 def test_a_kind_that_another_release_owns_is_left_alone(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str]
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_kind_without_helms_labels_is_left_alone(
         install(here)
 
 
+@pytest.mark.whole
 def test_an_operator_for_one_namespace_ignores_jobs_of_others(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], toolbox: Toolbox
 ) -> None:
@@ -175,6 +177,7 @@ def test_an_operator_for_one_namespace_ignores_jobs_of_others(
         assert not may(cluster, ours, "create", resource, others)
 
 
+@pytest.mark.whole
 def test_an_operator_without_its_rights_ends_with_an_error(
     cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], toolbox: Toolbox
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_tutorials_three_pods_are_pserver_and_trainer_each(release: ReleaseF
             assert each["PADDLE_TRAINERS_NUM"] == each["CONF_PADDLE_GRADIENT_NUM"] == "3"
 
 
+@pytest.mark.whole
 def test_word_vectors_train_on_two_pservers_and_three_trainers(release: ReleaseFactory) -> None:
     sets = ["data.prep.enabled=false", "data.jobClaim.existingClaim=efsvol"]
     job = release("paddle", name="w2v", workload="paddle-word2vec", sets=sets)
@@ -116,6 +117,7 @@ def test_scaling_trainers_3_to_6_to_2_keeps_the_job_and_the_remaining_trainers(
     assert [pod["metadata"]["uid"] for pod in pods(job, "pserver")] == servers
 
 
+@pytest.mark.whole
 def test_another_number_of_pservers_needs_the_next_run(release: ReleaseFactory) -> None:
     same = ["data.jobClaim.existingClaim=efsvol"]
     job = release("paddle", sets=same)
@@ -123,6 +125,7 @@ def test_another_number_of_pservers_needs_the_next_run(release: ReleaseFactory) 
         job.upgrade(sets=[*same, "paddle.pservers.count=3"])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("keep", [True, False])
 def test_uninstalling_keeps_the_claim_only_if_configured(release: ReleaseFactory, keep: bool) -> None:
     # This cluster provisions no volumes: pods wait for their claims, as they do without a storage class.

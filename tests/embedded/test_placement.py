@@ -58,6 +58,7 @@ def test_a_job_over_any_zone_may_have_more_workers_than_a_zone_has_nodes(
     assert len(places(job, nodes, ZONE)) == 2
 
 
+@pytest.mark.whole
 def test_workers_are_packed_into_one_part_of_the_network(
     release: ReleaseFactory, nodes: Mapping[str, Mapping[str, str]]
 ) -> None:

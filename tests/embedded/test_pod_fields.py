@@ -120,6 +120,7 @@ def test_the_pods_of_a_job_have_all_that_the_values_say(release: ReleaseFactory,
     assert has(VALUES["job"], job["metadata"])
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("mpi_operator")
 def test_the_launcher_of_an_mpijob_has_its_own(release: ReleaseFactory, cluster: EmbeddedCluster) -> None:
     affinity = {

@@ -19,6 +19,7 @@ from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.testing.pytest_plugin import Request
 from bireme.tools import Toolbox
+from tests.support.tiers import core
 
 TYPE = "p4d.24xlarge"
 # What a chart cannot generate without a cluster to ask is a Secret that the team makes.
@@ -130,7 +131,7 @@ def job(
         each.remove()
 
 
-@pytest.mark.parametrize("chart", sorted(JOBS))
+@pytest.mark.parametrize("chart", core("torch-elastic", of=sorted(JOBS)))
 def test_a_second_apply_changes_nothing(job: Callable[[str], Applied], chart: str) -> None:
     applied = job(chart)
     first = applied.render()
@@ -148,7 +149,7 @@ def test_a_second_apply_changes_nothing(job: Callable[[str], Applied], chart: st
     assert applied.pods() == pods
 
 
-@pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
+@pytest.mark.parametrize("chart", core("torch-elastic", of=["torch-elastic", "paddle"]))
 def test_more_workers_join_those_that_train(job: Callable[[str], Applied], chart: str) -> None:
     applied = job(chart)
     applied.apply(applied.render())

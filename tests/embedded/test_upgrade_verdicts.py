@@ -161,6 +161,7 @@ def test_what_the_api_server_refuses_is_said_in_its_own_words_for_each_object(
     ]
 
 
+@pytest.mark.whole
 def test_values_that_the_new_version_does_not_take_are_a_refusal(verdict: Ask, chart: Chart) -> None:
     gone = '{{ if .Values.size }}{{ fail "size: it is called replicas now" }}{{ end }}'
     found = verdict(chart("1.0.0"), chart("2.0.0", gone))
@@ -180,6 +181,7 @@ metadata: {name: Hook_, annotations: {helm.sh/hook: pre-upgrade}}
     assert "Hook_" in found.refusal
 
 
+@pytest.mark.whole
 def test_kinds_of_an_operator_that_is_not_there_are_upgraded_too(verdict: Ask, chart: Chart) -> None:
     database = """
 apiVersion: databases.example.com/v1
@@ -192,12 +194,14 @@ spec: {size: %s}
     assert told(found) == {"Database/one": "in place"}
 
 
+@pytest.mark.whole
 def test_an_earlier_version_that_is_refused_is_told_and_is_no_fault(verdict: Ask, chart: Chart) -> None:
     found = verdict(chart("1.0.0", '{{ fail "size: no" }}'), chart("2.0.0"))
     assert "not tried, because the earlier version is refused: size: no" in str(found)
     assert list(found.findings()) == []
 
 
+@pytest.mark.whole
 def test_a_revision_of_the_repository_is_an_earlier_version(
     cluster: Cluster, chart: Chart, tmp_path: Path
 ) -> None:
