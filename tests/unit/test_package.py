@@ -85,6 +85,9 @@ def test_a_packed_chart_renders_what_the_chart_does(
     assert results[0] == results[1]
 
 
+ELASTIC = {"elastic"} | {
+    f"elastic/{each}" for each in ("agent", "monitor", "monitor/site", "rendezvous", "snapshots")
+}
 SHARDS_AND_DATASETS = {"process", "etcd", "dispatcher", "dispatcher/service", "sources", "dataset"}
 
 
@@ -97,6 +100,7 @@ SHARDS_AND_DATASETS = {"process", "etcd", "dispatcher", "dispatcher/service", "s
         ("etcd", {"process", "etcd", "etcd/server", "etcd/s3", "sources", "sources/web"}),
         ("mpi-training", SHARDS_AND_DATASETS | {"mpi"}),
         ("paddle", SHARDS_AND_DATASETS | {"paddle"}),
+        ("torch-elastic", SHARDS_AND_DATASETS | ELASTIC),
     ],
 )
 def test_a_packed_chart_has_of_the_runtime_what_its_containers_mount(
