@@ -17,6 +17,8 @@ from tests.runtime.test_dataset import settings
 from tests.runtime.with_torch.test_full_disk import start
 from tests.support import disks
 
+pytestmark = pytest.mark.whole
+
 PADDLE_IMAGE = Path(__file__).parents[3] / "images" / "paddle"
 # Paddle and what else the script imports are not installed here; a stand-in writes the file as Paddle does.
 SAVE = """
@@ -27,8 +29,6 @@ for name in ("numpy", "paddle", "sklearn", "sklearn.datasets"):
     sys.modules[name] = MagicMock()
 sys.modules["paddle"].save = lambda state, path: Path(path).write_bytes(pickle.dumps(state))
 import collective
-
-pytestmark = pytest.mark.whole
 model = MagicMock()
 model.state_dict = lambda: "x" * 100_000
 collective.save(model, Path(sys.argv[1]), 7)
