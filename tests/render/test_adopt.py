@@ -254,6 +254,7 @@ def test_a_folder_without_jobs_is_a_sentence(tmp_path: Path) -> None:
     assert (result.exit_code, "no job of a kind" in result.stderr) == (1, True)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", ["pytorchjob", "mpijob", "jobset"])
 def test_a_job_without_any_one_of_its_fields_is_adopted_or_refused_with_a_sentence(
     adopter: Adopter, name: str, tmp_path: Path

@@ -28,6 +28,7 @@ from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer, RenderRequest, load
 from bireme.tools import Toolbox
 from tests.support import gpg
+from tests.support.tiers import core
 
 ROOT = Path(__file__).parents[2]
 CHARTS = sorted(file.parent.name for file in ROOT.glob("charts/*/README.md"))
@@ -69,7 +70,7 @@ def served(dist: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("chart", CHARTS)
+@pytest.mark.parametrize("chart", core("dataset", "torch-elastic", of=CHARTS))
 def test_a_packed_chart_renders_what_the_chart_does(
     dist: Path, paths: Paths, toolbox: Toolbox, own_paths: Paths, chart: str
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_packed_chart_is_small(dist: Path, chart: str, kilobytes: int) -> None
     assert archive.stat().st_size < kilobytes * 1000
 
 
+@pytest.mark.whole
 def test_equal_sources_give_equal_bytes(dist: Path, paths: Paths, tmp_path: Path) -> None:
     package.package(paths, tmp_path / "again")
     sums = [set((folder / "SHA256SUMS").read_text().splitlines()) for folder in (tmp_path / "again", dist)]
@@ -241,6 +243,7 @@ def test_the_wheel_plans_a_workload_by_its_name(site: Path, paths: Paths) -> Non
     assert plan["release"] == "torch-elastic"
 
 
+@pytest.mark.whole
 def test_the_plugin_of_kubectl_installs_the_wheels_and_runs_their_command(
     dist: Path, paths: Paths, tmp_path: Path
 ) -> None:
