@@ -68,7 +68,9 @@ def test_beside_an_installed_distribution_the_backend_is_found_once(mounted: Pat
 
 
 def test_every_module_imports_without_any_third_party_package(mounted: Path) -> None:
-    imports = "; ".join(f"import {name}" for name in MODULES)
+    # Its classes are torch's, so only scripts with torch import it.
+    modules = [name for name in MODULES if name != "bireme_runtime.elastic.snapshots.sharded"]
+    imports = "; ".join(f"import {name}" for name in modules)
     assert run(f"{imports}; import sys; print('torch' in sys.modules)", mounted) == "False\n"
 
 
