@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import queue
 import random
@@ -283,6 +285,70 @@ def test_a_fenced_process_makes_no_snapshot_and_no_copy_of_an_old_world_is_taken
     with pytest.raises(fence.Fenced, match="this worker has left round 1"):
         cut_off.save(2)
     assert Part(1, 2, 2, 1) not in Folder(cut_off.folder).parts()
+
+
+def told(pod: Pod, part: Part) -> None:
+    """Tell the keeper of a part once more, as a process does."""
+    line = {"part": [part.token, part.step, part.parts, part.part], "blocked": 0}
+    with (pod.folder / keeper.TOLD).open("w") as pipe:
+        pipe.write(json.dumps(line) + "\n")
+
+
+@pytest.fixture
+def alone(pod: NewPod, tmp_path: Path) -> Pod:
+    """A worker without others and without etcd, which writes each snapshot to a claim."""
+    one = pod("a", BIREME_SNAPSHOT_FLUSH=str(tmp_path / "claim"), PET_RDZV_ENDPOINT="127.0.0.1:1")
+    meet([one], 1)
+    one.service._env = one.env
+    return one
+
+
+def test_a_fenced_keeper_leaves_nothing_on_the_claim(alone: Pod, tmp_path: Path) -> None:
+    claim, part = tmp_path / "claim", Part(1, 1, 1, 0)
+    alone.save(1)
+    waiting.until((claim / part.name).exists)
+    (claim / part.name).unlink()
+    alone.board.expel()
+    told(alone, part)
+    waiting.until(lambda: any("step 1 is not on the claim" in each for each in alone.said))
+    assert [each.name for each in claim.iterdir()] == [f"{part.name}.sum"]
+
+
+def test_what_killed_writers_left_on_the_claim_goes_with_the_old_snapshots(
+    alone: Pod, tmp_path: Path
+) -> None:
+    claim = tmp_path / "claim"
+    left = [".1.1.2.0.0", "..1.1.2.0.0.partial", ".1.1.2.0.sum.partial"]
+    for name in left:
+        (claim / name).write_text("half")
+    for step in (2, 3):
+        alone.save(step)
+        waiting.until((claim / Part(1, step, 1, 0).name).exists)
+    waiting.until(lambda: not any((claim / name).exists() for name in left))
+    assert sorted(each.name for each in claim.iterdir()) == [
+        "1.2.1.0",
+        "1.2.1.0.sum",
+        "1.3.1.0",
+        "1.3.1.0.sum",
+    ]
+
+
+def test_a_keeper_that_does_not_listen_costs_a_process_no_descriptors(pod: NewPod) -> None:
+    a = pod("a")
+    meet([a], 1)
+    pipe = a.folder / keeper.TOLD
+    pipe.unlink()
+    os.mkfifo(pipe)
+    full = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, b"x" * 4096)
+    for part in (0, 1):
+        with a.rank.writing(1, 2, part, 10):
+            pass
+    opened = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.lexists(each.path)]
+    assert opened.count(str(pipe)) == 1
+    os.close(full)
 
 
 def test_a_keeper_answers_nobody_without_its_key(pod: NewPod) -> None:

@@ -17,7 +17,7 @@ from bireme_runtime.process.log import Say
 
 
 class Folder:
-    """The target of the settings, to which the staged folder is renamed."""
+    """The folder in which the dataset appears, when the staged folder is renamed to it."""
 
     def __init__(self, settings: StagingSettings, say: Say) -> None:
         self._settings, self._say = settings, say

@@ -161,7 +161,7 @@ def _describe(
     without: Container[str],
     split: Callable[[], dict[str, int]],
 ) -> dict[str, Any]:
-    """Write the manifest of what is staged, `without` some files, which stay; returns its header."""
+    """Write the manifest of the staged files that are not in `without`. Returns its header."""
     staging = settings.staging
     with settings.lists() as lists, ThreadPoolExecutor(settings.parallel) as pool:
         known: Iterable[tuple[str, EarlierCopies]] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 from pathlib import Path
 
@@ -31,12 +32,12 @@ def all_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes | memoryview | mmap.mmap) -> None:
     """Write a file in one step: it exists completely, on the disk, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.write_text(text)
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
         to_disk(partial)
         partial.replace(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Snapshots of the training state that no lost process, pod or node takes away (docs/snapshots.md).
+"""Snapshots of the training state, which survive lost processes, pods and nodes (docs/snapshots.md).
 
     from bireme_runtime.elastic import snapshots
     found = snapshots.restore()  # (step, state) of the newest snapshot that is whole, or None
@@ -11,6 +11,7 @@ torch.distributed.checkpoint, with the writer and the reader of sharded.py.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -25,7 +26,7 @@ from typing import Any
 
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.snapshots import keeper, plan
-from bireme_runtime.elastic.snapshots.files import Folder, NoRoom, Part, Torn, checksum
+from bireme_runtime.elastic.snapshots.files import ANY_SUM, Folder, NoRoom, Part, Torn, verify
 from bireme_runtime.process import environment
 from bireme_runtime.process.log import log_of
 
@@ -68,7 +69,7 @@ class Rank:
         self._wait_for_copies(part)
         own = sorted(each.made for each in self._folder.parts() if each.part == part)
         if len(own) > 1:
-            # All ranks have begun this step, so all have that one, and copies of it.
+            # All ranks have reached this step, so each has its part of the step before, with copies.
             self._folder.keep_from(own[-2])
         with self._folder.writing(-(-size // _ROUNDED) * _ROUNDED) as buffer:
             yield buffer.memory
@@ -100,30 +101,28 @@ class Rank:
     def _take_from(self, place: int, wanted: Part) -> Any:
         if place == self.plan.rank:
             memory = self._folder.read(wanted)
-            # A process that was killed right after its snapshot has left none.
-            sum = self._folder.known(wanted).get("sum", -1)
-        elif place == plan.CLAIM:
+            # A process that was killed right after its snapshot has left no checksum.
+            verify(memory, self._folder.known(wanted).get("sum", ANY_SUM))
+            return memory
+        if place == plan.CLAIM:
             claim = Folder(Path(self._env[plan.FLUSH]))
-            data, sum = (claim.path / wanted.name).read_bytes(), claim.known(wanted).get("sum", -2)
-            if checksum(memoryview(data)) != sum:
-                raise Torn("its checksum is another one")
-            return bytearray(data)
-        else:
-            with keeper.get(self.plan.keepers[place], wanted) as (size, sum, stream):
-                try:
-                    # Here it outlives the next loss, too.
-                    with self._folder.writing(size) as buffer:
-                        keeper.receive(stream, buffer.memory, sum)
-                        buffer.commit(wanted)
-                    self._folder.tell(wanted, sum=sum)
-                    return self._folder.read(wanted)
-                except NoRoom:
-                    memory = mmap.mmap(-1, size)
-                    keeper.receive(stream, memory, sum)
-                    return memory
-        if sum >= 0 and checksum(memory) != sum:
-            raise Torn("its checksum is another one")
-        return memory
+            data, known = bytearray((claim.path / wanted.name).read_bytes()), claim.known(wanted)
+            if "sum" not in known:
+                raise Torn("it has no checksum")
+            verify(data, known["sum"])
+            return data
+        with keeper.get(self.plan.keepers[place], wanted) as (size, sum, stream):
+            try:
+                # Here it outlives the next loss, too.
+                with self._folder.writing(size) as buffer:
+                    keeper.receive(stream, buffer.memory, sum)
+                    buffer.commit(wanted)
+                self._folder.tell(wanted, sum=sum)
+                return self._folder.read(wanted)
+            except NoRoom:
+                memory = mmap.mmap(-1, size)
+                keeper.receive(stream, memory, sum)
+                return memory
 
     def _drop(self, place: int, part: Part) -> None:
         if place == self.plan.rank:
@@ -142,8 +141,10 @@ class Rank:
             if known:
                 self._folder.tell(part, sum=known["sum"])
             pipe = os.open(self._folder.path / keeper.TOLD, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, json.dumps(told).encode() + b"\n")
-            os.close(pipe)
+            try:
+                os.write(pipe, json.dumps(told).encode() + b"\n")
+            finally:
+                os.close(pipe)
 
     def _wait_for_copies(self, part: int) -> None:
         """Until the snapshot before has its copies: whoever is lost now, the others have it."""
@@ -155,14 +156,10 @@ class Rank:
             time.sleep(0.002)
 
 
-_rank: Rank | None = None
-
-
+@functools.cache
 def here() -> Rank:
     """The snapshots of this process."""
-    global _rank
-    _rank = _rank or Rank()
-    return _rank
+    return Rank()
 
 
 def save(step: int, state: Any) -> bool:

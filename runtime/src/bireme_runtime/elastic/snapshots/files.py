@@ -14,7 +14,7 @@ import json
 import mmap
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from bireme_runtime.process.errors import BiremeError
 
 _SPARE, _SUM = "spare.", ".sum"
 _CHUNK = 16 << 20
+ANY_SUM = -1
+"""Stands for the checksum of a part of which nobody has computed it yet."""
 # Linux: touch all pages at once. Python before 3.10 does not name it.
 _POPULATE = 0x8000
 
@@ -107,7 +109,7 @@ class Folder:
 
     def tell(self, part: Part, **facts: Any) -> None:
         """Write that file."""
-        write(self.sum_path(part), json.dumps(facts).encode())
+        write(self.sum_path(part), facts)
 
     @contextlib.contextmanager
     def writing(self, size: int) -> Iterator[Buffer]:
@@ -206,7 +208,13 @@ def _lock(path: Path, flags: int) -> int | None:
     return None
 
 
-def checksum(memory: mmap.mmap | memoryview) -> int:
+def verify(memory: mmap.mmap | memoryview | bytearray, sum: int) -> None:
+    """Raise Torn unless the memory has this checksum. ANY_SUM fits all."""
+    if sum not in (ANY_SUM, checksum(memory)):
+        raise Torn("its checksum is another one")
+
+
+def checksum(memory: mmap.mmap | memoryview | bytearray) -> int:
     """The CRC-32, whose computation lets other threads run."""
     value, view = 0, memoryview(memory)
     for at in range(0, len(view), _CHUNK):
@@ -214,15 +222,11 @@ def checksum(memory: mmap.mmap | memoryview) -> int:
     return value
 
 
-def write(path: Path, data: bytes | memoryview, sync: bool = False) -> None:
-    """Write a file that is there as a whole or not at all. ``sync``: also after a loss of power."""
+def write(path: Path, facts: Mapping[str, Any]) -> None:
+    """Write JSON to a file in memory, which is there as a whole or not at all."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("wb") as file:
-            file.write(data)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
+        partial.write_text(json.dumps(facts))
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)

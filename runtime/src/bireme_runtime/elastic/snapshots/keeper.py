@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bireme_runtime.elastic import fence
-from bireme_runtime.elastic.snapshots.files import Folder, Part, Torn, checksum, write
+from bireme_runtime.elastic.snapshots.files import ANY_SUM, Folder, Part, Torn, checksum, verify, write
 from bireme_runtime.elastic.snapshots.plan import FLUSH, FOLDER, KEEPER, Keeper, Plan
 from bireme_runtime.process import environment
+from bireme_runtime.process.disk import to_disk, write_whole
 from bireme_runtime.process.errors import BiremeError, Stop
 from bireme_runtime.process.exits import CONFIG
 from bireme_runtime.process.log import Say
@@ -43,7 +44,7 @@ def folder_of(env: Mapping[str, str]) -> Folder:
 
 
 class Service:
-    """Keeps what the processes of this worker save, and what others send.  Ends with its process."""
+    """Keeps what the processes of this worker save and what others send, as long as its process runs."""
 
     def __init__(self, env: Mapping[str, str], say: Say) -> None:
         self._env, self._say = env, say
@@ -59,7 +60,7 @@ class Service:
         address = env.get("PET_LOCAL_ADDR") or socket.gethostname()
         port, node = int(self._listener.getsockname()[1]), env.get("BIREME_NODE", "")
         self._own = Keeper(address, port, secrets.token_hex(16), node)
-        write(self._folder.path / KEEPER, json.dumps(asdict(self._own)).encode())
+        write(self._folder.path / KEEPER, asdict(self._own))
         told = self._folder.path / TOLD
         told.unlink(missing_ok=True)
         os.mkfifo(told, 0o600)
@@ -74,8 +75,7 @@ class Service:
         """What is known of the newest snapshot: step, time, MiB, copies, flushed; empty before the first."""
         if "step" not in self._state:
             return {}
-        used = sum(self._folder.parts().values()) >> 20
-        return {**self._state, "usedMiB": used, "blockedSeconds": round(self._state["blockedSeconds"], 3)}
+        return {**self._state, "blockedSeconds": round(self._state["blockedSeconds"], 3)}
 
     def _listen(self) -> None:
         for line in self._told:
@@ -86,7 +86,7 @@ class Service:
             in_thread(lambda part=part: self._keep(part))  # type: ignore[misc]
 
     def _keep(self, part: Part) -> None:
-        """Do for a part what its process does not wait for."""
+        """Compute the checksum of a part, copy it and write it behind, while its process trains on."""
         try:
             memory = self._folder.read(part)
             sum, copies, plan = checksum(memory), 0, Plan.read(self._folder.path)
@@ -108,30 +108,35 @@ class Service:
         """Write to the claim, unless that still takes the part before."""
         if not self._flushing.acquire(blocking=False):
             return self._say(f"snapshots: step {part.step} is not written to the claim, which is too slow")
+        # Of this worker: others may write the same part, which all of them have restored.
+        hidden = claim.path / f".{part.name}.{plan.rank}"
         try:
-            write(claim.sum_path(part), json.dumps({"sum": sum}).encode(), sync=True)
-            write(claim.path / f".{part.name}", memory, sync=True)
+            write_whole(claim.sum_path(part), json.dumps({"sum": sum}))
+            write_whole(hidden, memory)
             fence.check({**self._env, **plan.env})
-            (claim.path / f".{part.name}").replace(claim.path / part.name)
+            hidden.replace(claim.path / part.name)
+            to_disk(claim.path)
             self._state["flushed"] = part.step
             if part.part == 0:
                 self._prune(claim)
         except (OSError, fence.Fenced) as error:
             self._say(f"snapshots: step {part.step} is not on the claim: {error}")
+            with contextlib.suppress(OSError):
+                hidden.unlink(missing_ok=True)
         finally:
             self._flushing.release()
 
     def _prune(self, claim: Folder) -> None:
-        """Delete all before the newest snapshots that are whole."""
+        """Delete the files of snapshots before the newest whole ones, also what killed writers have left."""
         found: dict[tuple[tuple[int, int], int], int] = {}
         for part in claim.parts():
             key = (part.made, part.parts)
             found[key] = found.get(key, 0) + 1
         whole = sorted(key[0] for key, count in found.items() if count == key[1])
-        for part in claim.parts() if len(whole) >= _KEPT_ON_CLAIM else ():
-            if part.made < whole[-_KEPT_ON_CLAIM]:
-                (claim.path / part.name).unlink(missing_ok=True)
-                claim.sum_path(part).unlink(missing_ok=True)
+        for path in list(claim.path.iterdir()) if len(whole) >= _KEPT_ON_CLAIM else ():
+            of = Part.of(".".join(path.name.lstrip(".").split(".")[:4]))
+            if of and of.made < whole[-_KEPT_ON_CLAIM]:
+                path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
         while True:
@@ -156,7 +161,7 @@ class Service:
             self._folder.free(part)
         elif asked["op"] == "get":
             memory = self._folder.read(part)
-            _send(connection, size=len(memory), sum=known.get("sum", -1))
+            _send(connection, size=len(memory), sum=known.get("sum", ANY_SUM))
             connection.sendall(memory)
         elif not Plan.read(self._folder.path).allows(part):
             raise fence.Fenced("it is of an old world")
@@ -170,15 +175,14 @@ class Service:
 
 
 def receive(stream: BinaryIO, memory: Any, sum: int) -> None:
-    """Fill the memory from a stream. Raises Torn when it ends before, or has another checksum (-1: any)."""
+    """Fill the memory from a stream. Raises Torn when the stream ends early, and as `verify`."""
     view, at = memoryview(memory), 0
     while at < len(view):
         count = stream.readinto(view[at : at + (1 << 20)])  # type: ignore[attr-defined]
         if not count:
             raise Torn(f"it ended after {at} of {len(view)} bytes")
         at += count
-    if sum >= 0 and checksum(view) != sum:
-        raise Torn("its checksum is another one")
+    verify(view, sum)
 
 
 @contextlib.contextmanager

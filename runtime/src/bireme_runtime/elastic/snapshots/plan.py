@@ -51,7 +51,7 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def allows(self, part: Part) -> bool:
-        """Whether a part is of the line that this round goes on: an old world's later steps are not."""
+        """Whether this round may use a part: not what an old world made after the last common step."""
         return part.token >= self.token or (self.made is not None and part.made <= self.made)
 
     @property
@@ -61,7 +61,7 @@ class Plan:
 
     def settle(self, folder: Folder) -> None:
         """Keep it in the folder of the worker, and free what it does not allow."""
-        write(folder.path / _PLAN, json.dumps(asdict(self)).encode())
+        write(folder.path / _PLAN, asdict(self))
         for part in folder.parts():
             if not self.allows(part):
                 folder.free(part)
