@@ -129,8 +129,12 @@ def main(what: str, paths: Paths) -> None:
             (paths.charts / INSTANCE_TYPES).write_text(instance_types(paths))
         case "crds":
             (paths.root / MPI_JOB_CRD).write_text(mpi_job_crd(paths, Toolbox(paths)))
+        case "schemas":
+            bundle.write(paths)
+        case "docs":
+            write_docs(paths)
         case _:
-            {"schemas": bundle.write, "docs": write_docs}[what](paths)
+            sys.exit(f"there is nothing to generate that is called {what}")
 
 
 if __name__ == "__main__":

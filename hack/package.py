@@ -3,13 +3,12 @@
 FOLDER gets each application chart as an archive that needs nothing beside it, index.yaml for a Helm
 repository at URL, the values files of instance types and workloads, a picture of the plan of each chart that
 has pods, wheels and sdists of bireme and bireme-runtime, a plugin of kubectl for krew (bireme.yaml), and
-SHA256SUMS. With URL the charts tell Artifact
-Hub their links and pictures, and with OWNER, such as "Ann <ann@example.com>", artifacthub-repo.yml tells it
-whose they are. Equal sources give equal bytes: the only time in them is SOURCE_DATE_EPOCH, or
-that of the last commit. With FILE, a secret key of gpg without a passphrase, each chart also gets its
-provenance, which `helm verify` reads. With a secret key of cosign, whose password is COSIGN_PASSWORD, each
-chart and SHA256SUMS get a signature (CHART.sig), which `cosign verify-blob` reads. CHART.cdx.json is the SBOM
-of a chart (CycloneDX).
+SHA256SUMS. With URL the charts tell Artifact Hub their links and pictures. With OWNER, such as "Ann
+<ann@example.com>", artifacthub-repo.yml tells it whose they are. Equal sources give equal bytes: the only
+time in them is SOURCE_DATE_EPOCH, or that of the last commit. With FILE, a secret key of gpg without a
+passphrase, each chart also gets its provenance, which `helm verify` reads. With a secret key of cosign, whose
+password is COSIGN_PASSWORD, each chart and SHA256SUMS get a signature (CHART.sig), which `cosign verify-blob`
+reads. CHART.cdx.json is the SBOM of a chart (CycloneDX).
 
 With --registry oci://HOST/PATH each chart is also pushed there, with its provenance. With the key of cosign
 it is signed there, for `cosign verify`, and its SBOM attested, for `cosign verify-attestation`.

@@ -12,7 +12,7 @@ __version__ = "0.3.0"
 
 
 def __getattr__(name: str) -> type[Cluster]:
-    """`bireme.Cluster`, which is read when it is asked for, as most of the package is behind it."""
+    """Import `bireme.Cluster` on first use, because it needs most of the package."""
     if name != "Cluster":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from bireme.workbench import Cluster

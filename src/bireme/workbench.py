@@ -1,4 +1,4 @@
-"""Jobs on a cluster, for programs and notebooks, and what the commands do the same with.
+"""What programs, notebooks and the commands share: charts, values, clusters and the jobs on them.
 
 `bireme.Cluster` is the documented face (examples/notebook.ipynb).
 """
@@ -78,7 +78,7 @@ class Workbench:
             return _existing(target.kubeconfig, target.context or "")
         made = {info.name: info for info in list_clusters(self.paths)}
         given = os.environ.get("KUBECONFIG")
-        # The file that `bireme up` says to export is of a cluster whose facts are known here.
+        # $KUBECONFIG may be that of a cluster of `bireme up`, of which more is known than of others.
         ours = [name for name, info in made.items() if not given or str(info.kubeconfig) == given]
         chosen = target.cluster or (ours[0] if len(ours) == 1 else None)
         if chosen is None and ours:

@@ -16,6 +16,7 @@ from bireme.core.labels import HYPERPOD_HEALTH_LABEL, ILL_TAINT, QUARANTINE_ANNO
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, TYPE
 from tests.support import controllers
+from tests.support.tiers import core
 from tests.support.waiting import until
 
 JOB: dict[str, Any] = {"instance": TYPE, "expect_differences": True}
@@ -89,9 +90,7 @@ AILMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "why", [WHY, *(pytest.param(each, marks=pytest.mark.whole) for each in [*AILMENTS][1:])]
-)
+@pytest.mark.parametrize("why", core(WHY, of=AILMENTS))
 def test_a_worker_leaves_its_node_when_that_falls_ill_and_is_placed_elsewhere(
     cluster: EmbeddedCluster,
     controller: Program,

@@ -16,6 +16,7 @@ from bireme.clusters.kind import KindCluster
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.kind.shell import Shell, Values
+from tests.support.tiers import core
 
 # The images that each chart needs on the nodes.
 IMAGES = {
@@ -79,10 +80,7 @@ def values_on_kind(chart: str, values: Path, operator_on_kind: Values) -> Mappin
 # chart without accelerators, which runs beside other tests.
 @pytest.mark.parametrize(
     "chart",
-    [
-        pytest.param(chart, marks=() if chart == "paddle" else pytest.mark.whole)
-        for chart in sorted(IMAGES, key=lambda chart: chart != "mpijob")
-    ],
+    core("paddle", of=sorted(IMAGES, key=lambda chart: chart != "mpijob")),
 )
 def test_ct_installs_and_tests_a_chart_with_each_of_its_ci_values(
     chart: str,

@@ -13,6 +13,7 @@ import pytest
 
 from bireme.core.paths import Paths
 from tests.kind.shell import until
+from tests.support.tiers import core
 
 # Images by their recipe, and the chart's name of their MPI.
 IMPLEMENTATIONS = {"mpi-4": "OpenMPI", "mpi-5": "OpenMPI", "mpi-intel": "Intel", "mpi-mpich": "MPICH"}
@@ -20,7 +21,7 @@ OTHERS = ("mpi-intel", "mpi-mpich")
 USER = ["--user=1000", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT = ["--user=0", "--cap-drop=ALL", "--security-opt=no-new-privileges"]
 ROOT += [f"--cap-add={name}" for name in ("SETUID", "SETGID", "SYS_CHROOT")]
-EACH_MPI = [pytest.param(mpi, marks=() if mpi == "mpi-5" else pytest.mark.whole) for mpi in IMPLEMENTATIONS]
+EACH_MPI = core("mpi-5", of=IMPLEMENTATIONS)
 MAKE_KEY = "ssh-keygen -q -t ecdsa -m PEM -N '' -f /tmp/key && cat /tmp/key"
 
 # Each step is an all-reduce. When one rank gets SIGTERM, every rank saves and prints so.

@@ -19,6 +19,7 @@ from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.kind.paddle import DYNAMIC, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import outcome
+from tests.support.tiers import core
 
 # Tolerance of the test loss: gradients arrive at the pservers late and in any order.
 TOLERANCE = 0.2
@@ -54,7 +55,7 @@ def assert_saved(job: PaddleJob, passes: int, script: str, servers: int) -> None
     assert (job.output / "done").exists()
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("mode", core("async", of=["async", "sync"]))
 def test_three_trainers_on_two_pservers_learn_as_much_as_one_process_and_all_end(
     paddle: Jobs, loss_of_one_process: Callable[..., float], mode: str
 ) -> None:

@@ -119,9 +119,13 @@ def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(
 
 
 def test_an_image_may_start_itself_and_a_script_may_be_a_value(render: Callable[..., Render]) -> None:
-    itself = render("paddle", **TUTORIAL, sets=["launch.command={bash,-c,/root/start.sh}"])
+    itself = render("paddle", **TUTORIAL, sets=["launch.command={bash,-c,/opt/start.sh}"])
     for role in ("trainer", "pserver"):
-        assert list(container(itself, "tutorial-r1", role)["command"]) == ["bash", "-c", "/root/start.sh"]
+        assert list(container(itself, "tutorial-r1", role)["command"]) == [
+            "bash",
+            "-c",
+            "/opt/start.sh",
+        ]
     scripted = container(
         render("paddle", **TUTORIAL, values={"script": "print(1)"}), "tutorial-r1", "trainer"
     )

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from bireme.autoscale.decisions import ElasticJob, Pool, Resize, decide
+from tests.support.tiers import core
 
 NOW = 10_000.0
-SEEDS = [range(20), pytest.param(range(20, 300), marks=pytest.mark.whole)]
+SEEDS = core(range(20), of=[range(20), range(20, 300)])
 
 
 def job(name: str, workers: int, **more: object) -> ElasticJob:

@@ -32,7 +32,7 @@ The name of objects that have no namespace. Releases in two namespaces can have 
 {{- end }}
 
 {{/*
-What the controller may do in the namespaces of its jobs. It makes no pods, and evicts them only from ill nodes.
+What the controller may do in the namespaces of its jobs. It makes no pods. It evicts pods only from ill nodes.
 */}}
 {{- define "autoscaler.rules" -}}
 - apiGroups: [batch]

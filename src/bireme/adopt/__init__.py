@@ -1,1 +1,1 @@
-"""`bireme adopt` and `export`: values for the job of a manifest that others wrote, and manifests for ours."""
+"""`bireme adopt` turns manifests of others into values. `bireme export` turns our charts into manifests."""

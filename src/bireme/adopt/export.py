@@ -25,9 +25,9 @@ from bireme.plan.workloads.model import WorkloadPlan
 Object = dict[str, Any]
 
 _CHART = "torch-elastic"
-# Every job: stock torchrun with its own rendezvous.
+# An exported job is run by stock torchrun with its own rendezvous.
 _ALWAYS = {"launch.runtime": False, "rendezvous.backend": "c10d", "etcd.enabled": False}
-# What only our runtime does; a job that has it loses it.
+# Only our runtime does these. An exported job loses them.
 _WITHOUT: Mapping[str, Any] = {
     "rendezvous": {"join": "now", "order": "slot"},
     "elastic": {"autoscale": {"enabled": False}},
@@ -44,7 +44,7 @@ _LOST = (
     "monitoring: workers tell neither Prometheus nor `bireme status` of their steps",
 )
 _FIXED = "workers: their number is fixed once the job is there"
-# What the operator of PyTorchJobs sets itself, from the elastic policy.
+# The operator of PyTorchJobs sets these from the elastic policy.
 _POLICY = {"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_NNODES", "PET_NPROC_PER_NODE"}
 
 
@@ -99,7 +99,7 @@ def _is_worker(item: Manifest) -> bool:
 
 
 def _unequal(planned: Sequence[WorkloadPlan], now: Sequence[WorkloadPlan]) -> Iterator[str]:
-    """How the pods that train differ. Their names do, and the kinds that no plan knows are passed over."""
+    """How the pods that train differ from the chart's, but for their names and for kinds without a plan."""
     ours, theirs = (
         [each for each in workloads if each.role == "worker" and each.is_known]
         for workloads in (planned, now)

@@ -86,17 +86,17 @@ class Checker:
         results = self._renderer.render_many([case.request() for case in cases])
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             told = list(pool.map(self._renderer.covered, [case.request() for case in cases]))
-        covered = [(case.chart, each) for case, each in zip(cases, told, strict=True) if each]
+        again = {case: each for case, each in zip(cases, told, strict=True) if each}
         outcomes = dict(zip(cases, results, strict=True))
         by_tools = self._by_tools({case: each for case, each in outcomes.items() if isinstance(each, Render)})
         for chart in charts:
             own = {case: outcome for case, outcome in outcomes.items() if case.chart == chart}
-            again = {case: each for case, each in zip(cases, told, strict=True) if each}
             found[chart] += _chart_findings(own, by_tools, again)
             renders = [again[case] for case in own if case in again and isinstance(own[case], Render)]
             if renders:
                 found[chart] += value_findings(chart, renders)
         findings = [finding for chart in charts for finding in found[chart]]
+        covered = [(case.chart, each) for case, each in again.items()]
         return Checked(findings, coverage(charts, covered) if covered else None)
 
     def _cases(self, chart: Path) -> Iterator[_Case]:
@@ -185,12 +185,11 @@ def _chart_findings(
 
 def _advised(refused: Sequence[Finding], linted: Sequence[Finding]) -> Iterator[Finding]:
     """Both, with what Helm advises for a version that is not served beside the finding about it."""
-    helms = {each.sentence.partition(" is deprecated in ")[0]: each.sentence for each in linted}
+    advice = {each: each.sentence.partition(" is deprecated in ")[0] for each in linted}
+    sentences = {kind: each.sentence for each, kind in advice.items()}
     kinds = {each: each.sentence.partition(" is not served")[0] for each in refused}
-    yield from (replace(each, remedy=helms.get(kind, each.remedy)) for each, kind in kinds.items())
-    yield from (
-        each for each in linted if each.sentence.partition(" is deprecated in ")[0] not in kinds.values()
-    )
+    yield from (replace(each, remedy=sentences.get(kind, each.remedy)) for each, kind in kinds.items())
+    yield from (each for each, kind in advice.items() if kind not in kinds.values())
 
 
 def _refusal(case: _Case, error: RenderError, has_values: bool) -> list[Finding]:

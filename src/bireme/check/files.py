@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from bireme.check.objects import HOOKS
+from bireme.check.objects import HOOKS, words
 from bireme.check.parity import Parity
 from bireme.core.findings import Finding
 from bireme.core.paths import Paths
@@ -50,7 +50,7 @@ def _hooks(chart: Path) -> Iterator[Finding]:
         text = file.read_text("utf-8", errors="replace") if file.is_file() else ""
         for found in _HOOK.finditer(text):
             line = text.count("\n", 0, found.start()) + 1
-            for word in sorted({each.strip() for each in found[1].split(",")} - HOOKS - {""}):
+            for word in sorted({*words(found[1])} - HOOKS):
                 sentence = f"Helm knows no hook {word}, and leaves out the object without a word"
                 advice = "use one that helm.sh/docs/topics/charts_hooks lists"
                 yield Finding("hooks", sentence, advice, file=str(file), line=line)

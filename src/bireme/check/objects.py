@@ -45,13 +45,13 @@ def object_findings(
     found = [*dangling(manifests, lambda kind, name: kind in _ELSEWHERE and not name.startswith(release))]
     spaces = {each.name for each in manifests if each.kind == "Namespace"} | {namespace, *_NAMESPACES}
     own_kinds = {(spec["group"], spec["names"]["kind"]) for spec in _definitions(manifests)}
-    count = Counter((item.api_version, item.identity, item.namespace) for item in manifests)
+    count = Counter(map(_key, manifests))
     for item in dict(zip(map(_key, manifests), manifests, strict=True)).values():
         own = [*duplicates(item), *_hook_findings(item)]
         workload = kind_of(item)
         if problem := workload.name_problem(item) if workload else None:
             own.append(Finding("names", problem))
-        if count[item.api_version, item.identity, item.namespace] > 1:
+        if count[_key(item)] > 1:
             own.append(Finding("duplicates", "two objects have this name", "rename one"))
         if item.namespace and item.namespace not in spaces:
             said = f"the chart has no namespace {item.namespace}, in which it is"
@@ -80,20 +80,25 @@ def sources_of(manifests: Iterable[Manifest]) -> dict[str, str]:
     return {each.identity: each.source.partition("/")[2] or "templates" for each in manifests}
 
 
-def _words(item: Manifest, annotation: str) -> set[str]:
-    return {word for each in str(item.annotations.get(annotation, "")).split(",") if (word := each.strip())}
+def words(text: str) -> list[str]:
+    """What stands between commas, as in the annotations of hooks."""
+    return [word for each in text.split(",") if (word := each.strip())]
+
+
+def moments(item: Manifest) -> list[str]:
+    """When Helm runs it as a hook: pre-install, post-upgrade and so on. Empty for other objects."""
+    return words(str(item.annotations.get(HOOK_ANNOTATION, "")))
 
 
 def _hook_findings(item: Manifest) -> Iterator[Finding]:
     if not item.is_hook:
         return
-    policies = _words(item, _POLICY)
+    policies = {*words(str(item.annotations.get(_POLICY, "")))}
     for word in sorted(policies - {*_POLICIES}):
         yield Finding("hooks", f"Helm knows no {_POLICY} {word}", f"use {', '.join(_POLICIES)}")
     if not re.fullmatch(r"[+-]?\d+", str(item.annotations.get(_WEIGHT, "0"))):
         yield Finding("hooks", f"its {_WEIGHT} is no integer, so Helm takes 0", "write it as in '-5'")
-    events = _words(item, HOOK_ANNOTATION)
-    is_again = any("upgrade" in each or "rollback" in each for each in events)
+    is_again = any("upgrade" in each or "rollback" in each for each in moments(item))
     is_deleted = is_again and (not policies or "before-hook-creation" in policies)
     if item.kind in _WITH_DATA and (is_deleted or "hook-succeeded" in policies):
         when = "each upgrade" if is_again else "Helm"
@@ -115,7 +120,7 @@ def repeated(text: str, manifests: Sequence[Manifest], keeps: bool) -> Iterator[
         for key in sorted({key for key, *_ in doubled_keys(node)}):
             sentence = f"a mapping has the key {key} twice, and Kubernetes takes the last"
             yield Finding("duplicates", sentence, "keep one", file=file, path=item.identity)
-        events = _words(item, HOOK_ANNOTATION)
+        events = moments(item)
         if keeps or not item or (events and not any("upgrade" in each for each in events)):
             continue
         # Of two with one name nobody knows which is which.

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from bireme.check.files import values_files
+from bireme.check.objects import moments
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
-from bireme.core.labels import HOOK_ANNOTATION
-from bireme.core.manifests import Manifest, thaw
+from bireme.core.manifests import Manifest, thaw, without_state
 from bireme.core.plain import Plain
 from bireme.helm import Charts, Renderer, RenderError, RenderRequest, load, parse
 from bireme.helm.values import unpack
@@ -44,7 +44,6 @@ _SECONDS = 60
 # Helm adds these to each object.
 _MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", "meta.helm.sh/release-namespace")
 _KEEP = "helm.sh/resource-policy"
-_OF_SERVER = ("managedFields", "generation", "resourceVersion", "uid", "creationTimestamp")
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,9 @@ class Upgrades:
                 served = self._cluster.api.find(path) or {}
                 return any(each["kind"] == kind for each in served.get("resources", ()))
 
-            if _is_custom(api_version) and not is_served() and not re.search(rf"\bkind: {kind}\b", texts):
+            # A definition adds kinds only to a group with a dot.
+            is_open = "." in api_version.partition("/")[0]
+            if is_open and not is_served() and not re.search(rf"\bkind: {kind}\b", texts):
                 made = _stand_in(api_version, kind)
                 there = self._cluster.api.find(f"{_CRDS}/{made['metadata']['name']}")
                 if there:
@@ -259,10 +260,8 @@ class Upgrades:
         objects += [ObjectVerdict(wanted[key].identity, "added") for key in wanted.keys() - there.keys()]
         objects += [_removed(there[key]) for key in there.keys() - wanted.keys()]
         for item in rendered:
-            moments = [
-                each for each in _words(item.annotations.get(HOOK_ANNOTATION, "")) if "upgrade" in each
-            ]
-            objects += [ObjectVerdict(item.identity, "runs", ", ".join(moments))] if moments else []
+            if when := [each for each in moments(item) if "upgrade" in each]:
+                objects.append(ObjectVerdict(item.identity, "runs", ", ".join(when)))
         if not refusal:
             try:
                 self._releases.rollback(_RELEASE, home)
@@ -275,7 +274,7 @@ class Upgrades:
     def _live(self, item: Manifest, namespace: str) -> dict[str, Any]:
         live = self._asked("get", item.thaw(), item.namespace or namespace)
         [found] = live.get("items", [live])
-        return _without_state(found)
+        return without_state(found)
 
     def _tried(self, item: Manifest, namespace: str, before: Mapping[str, Any]) -> dict[str, Any]:
         """What the API server would make of the new object. Raises BiremeError with its own words."""
@@ -284,7 +283,7 @@ class Upgrades:
             marks = {key: mark for key, mark in before["metadata"].get(field, {}).items() if key in _MARKS}
             wanted["metadata"][field] = marks | (wanted["metadata"].get(field) or {})
         flags = ("--server-side", "--dry-run=server", "--force-conflicts", f"--field-manager={_MANAGER}")
-        return _without_state(self._asked("apply", wanted, item.namespace or namespace, *flags))
+        return without_state(self._asked("apply", wanted, item.namespace or namespace, *flags))
 
     def _asked(self, verb: str, item: Mapping[str, Any], namespace: str, *flags: str) -> dict[str, Any]:
         command = [self._kubectl, "--kubeconfig", str(self._cluster.kubeconfig), verb, *flags]
@@ -302,15 +301,6 @@ def _removed(item: Manifest) -> ObjectVerdict:
     return ObjectVerdict(item.identity, "kept" if kept else "removed")
 
 
-def _words(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",")]
-
-
-def _is_custom(api_version: str) -> bool:
-    """Whether a definition may add kinds to this group."""
-    return "." in api_version.partition("/")[0]
-
-
 def _definitions(before: Path, chart: Path) -> Iterator[ObjectVerdict]:
     """The definitions of crds/ that an upgrade does not touch although they differ."""
     old, new = ({item.identity: item for item in _crds(each)} for each in (before, chart))
@@ -322,11 +312,6 @@ def _definitions(before: Path, chart: Path) -> Iterator[ObjectVerdict]:
 def _crds(chart: Path) -> Iterator[Manifest]:
     for file in sorted(chart.glob("crds/**/*.yaml")):
         yield from parse(file.read_text("utf-8"))
-
-
-def _without_state(item: dict[str, Any]) -> dict[str, Any]:
-    metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
-    return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
 def _compared(item: Manifest, old: Mapping[str, Any], new: Mapping[str, Any]) -> ObjectVerdict:

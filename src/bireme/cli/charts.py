@@ -288,10 +288,10 @@ def adopt(
 @output_option("yaml", "json")
 @pass_app
 def export(app: App, /, kind: str, reuses: bool, target: Target, output: str, **options: Any) -> None:
-    """Print the job of CHART as manifests that need no Bireme.
+    """Print the job of CHART as plain manifests.
 
-    They need no Helm either. Stock torchrun starts the job, and what is lost with the runtime is listed on
-    stderr. With --reuse-values it is the job of RELEASE, which is there.
+    They need neither Helm nor Bireme. Stock torchrun starts the job, and what is lost with the runtime is
+    listed on stderr. With --reuse-values it is the job of RELEASE, which is there.
 
     \b
     Example: bireme export torch-elastic imagenet -f p4d.24xlarge --as JobSet > job.yaml

@@ -47,11 +47,11 @@ CAPACITY_TYPE_LABEL = "karpenter.sh/capacity-type"
 # The same from EKS Auto Mode, and a mark of NVIDIA's GPU feature discovery.
 AUTO_GPU_MAKER_LABEL = "eks.amazonaws.com/instance-gpu-manufacturer"
 GPU_PRESENT_LABEL = "nvidia.com/gpu.present"
-# HyperPod's own, also the key of a taint: whether a node passed its health checks.
+# HyperPod's label and taint: whether a node passed its health checks.
 HYPERPOD_HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
-# NVSentinel's, on nodes that it has cordoned: the event that made it do so, as JSON.
+# NVSentinel's annotation of the nodes that it has cordoned: the reason, as JSON.
 QUARANTINE_ANNOTATION = "quarantineHealthEvent"
-# The controller's, on ill nodes: keeps new pods away.
+# The taint of our controller on ill nodes. It keeps new pods away.
 ILL_TAINT = "bireme/ill"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 HOSTNAME_LABEL = "kubernetes.io/hostname"

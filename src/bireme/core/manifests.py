@@ -11,6 +11,8 @@ from typing import Any
 from bireme.core.errors import BiremeError
 from bireme.core.labels import HOOK_ANNOTATION
 
+_OF_SERVER = ("managedFields", "generation", "resourceVersion", "uid", "creationTimestamp")
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Manifest(Mapping[str, Any]):
@@ -113,6 +115,12 @@ def read_as_kubernetes(manifest: Manifest) -> Iterator[None]:
         raise BiremeError(
             f"{manifest.identity} is not valid in Kubernetes: bireme check CHART says where"
         ) from error
+
+
+def without_state(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An object that an API server has told, without its status and what the server alone writes."""
+    metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
+    return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
 def freeze(value: Any) -> Any:

@@ -21,8 +21,9 @@ def traces(run: Timeline) -> dict[str, Any]:
     spans = [_span(trace, "", run.job, run.worlds[0].begin, run.now, {"lost_steps": run.lost_steps})]
     for world, after in zip(run.worlds, (*run.worlds[1:], None), strict=True):
         span = _span(trace, spans[0]["spanId"], f"round {world.round}", world.begin, world.end, _facts(world))
-        is_bad = after is not None and after.cause in BAD_CAUSES
-        span["status"] = {"code": _ERROR, "message": after.why} if after and is_bad else {"code": _OK}
+        span["status"] = {"code": _OK}
+        if after and after.cause in BAD_CAUSES:
+            span["status"] = {"code": _ERROR, "message": after.why}
         spans.append(span)
     resource = {"attributes": _attributes({"service.name": run.job})}
     return {

@@ -97,7 +97,7 @@ def _worlds(run: Timeline, axis: _Axis) -> Block:
 
 
 def _legend(run: Timeline) -> Block:
-    """What the colours mean, of the causes that the run has."""
+    """The colour of each cause that the run has, with its meaning."""
     lines, x = [], float(PLOT_LEFT)
     for cause in dict.fromkeys(world.cause for world in run.worlds if world.cause in _COLOURS):
         lines.append(f'<rect x="{x:g}" y="2" width="10" height="10" rx="2" fill="{_COLOURS[cause]}"/>')

@@ -54,10 +54,8 @@ def _snapshot(kept: Mapping[str, Any]) -> str:
     """The newest snapshot of a worker, in words; empty without one."""
     if not kept:
         return ""
-    age, claim = (
-        max(0.0, time.time() - kept["time"]),
-        f", step {kept['flushed']} on the claim" * ("flushed" in kept),
-    )
+    age = max(0.0, time.time() - kept["time"])
+    claim = f", step {kept['flushed']} on the claim" if "flushed" in kept else ""
     return (
         f"step {kept['step']}, {age:.0f} s ago, {kept['MiB']} MiB, copies at other workers: "
         f"{kept['copies']}{claim}; ranks waited {kept['blockedSeconds']:.1f} s for {kept['count']}"

@@ -9,10 +9,11 @@ import yaml
 
 from bireme.audit.documents import Document
 from bireme.clusters.api import Api
+from bireme.core.manifests import without_state
 from bireme.helm.yaml import documents
 from bireme.plan.workloads.model import controller_of, true_conditions
 
-# Secrets are not read: their names are all that counts, and a list has their content.
+# Secrets are not listed: a list has their content, and only their names would count.
 _LISTS = (
     "batch/v1/jobs",
     "apps/v1/statefulsets",
@@ -44,12 +45,10 @@ def written(api: Api, namespace: str) -> Iterator[Document]:
 
 def _document(namespace: str, item: Mapping[str, Any]) -> Document:
     """One object, without what the API server adds. Documents of one namespace belong together."""
-    made = ("managedFields", "creationTimestamp", "resourceVersion", "uid", "generation")
-    metadata = {key: each for key, each in item["metadata"].items() if key not in made}
+    own = without_state(item)
     applied = "kubectl.kubernetes.io/last-applied-configuration"
-    annotations = {key: each for key, each in metadata.pop("annotations", {}).items() if key != applied}
-    own = {key: each for key, each in item.items() if key != "status"}
-    text = yaml.dump({**own, "metadata": {**metadata, "annotations": annotations}}, Dumper=yaml.CSafeDumper)
-    name = f"{namespace}/{item['kind']}:{metadata['name']}"
-    [(node, content)] = documents(text, name)
+    annotations = own["metadata"].get("annotations", {})
+    own["metadata"]["annotations"] = {key: each for key, each in annotations.items() if key != applied}
+    name = f"{namespace}/{item['kind']}:{own['metadata']['name']}"
+    [(node, content)] = documents(yaml.dump(own, Dumper=yaml.CSafeDumper), name)
     return Document(name, content, node)

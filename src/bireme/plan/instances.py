@@ -168,7 +168,16 @@ class Instance:
         return self.vcpu * 1000 - reserved_quarters // 4
 
 
-CPU_NODE = Instance("m7i.2xlarge", Accelerator("none", 0, None, ACCELERATORS[0]), 0, 8, 32768, 30100, 0, 0)
+CPU_NODE = Instance(
+    "m7i.2xlarge",
+    Accelerator("none", 0, None, ACCELERATORS[0]),
+    efa=0,
+    vcpu=8,
+    memory_mib=32768,
+    allocatable_memory_mib=30100,
+    network_gbps=0,
+    nvme_gb=0,
+)
 """A node of ``cpu=NUMBER``."""
 
 

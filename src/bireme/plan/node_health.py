@@ -1,4 +1,4 @@
-"""Which nodes and devices are ill, as those say that watch over them, in words for people."""
+"""Why a node or a device is ill, in words for people. Agents that watch nodes leave the signs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRM = ("NoSchedule", "NoExecute")
 
 
 def illness(node: Mapping[str, Any]) -> str:
-    """Why a node is ill, in a phrase; "" for one of which nobody says so."""
+    """Why a node is ill, in a phrase. It is "" when there is no sign."""
     return next(_signs(node), "")
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import core
+
 Make = Callable[..., Any]
 
 HANGS = """
@@ -30,7 +32,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("warm", ["", pytest.param("true", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("warm", core("", of=["", "true"]))
 def test_the_rank_that_hangs_is_named_and_all_start_again(job: Make, warm: str) -> None:
     limits = {"BIREME_HANG_SECONDS": "10", "BIREME_FIRST_STEP_SECONDS": "120"}
     run = job(PET_NNODES="3:3", BIREME_WARM_START=warm, **limits)

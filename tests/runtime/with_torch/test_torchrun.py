@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.support.tiers import core
 
 Make = Callable[..., Any]
 NAMES = ("a", "b", "c")
@@ -61,7 +62,7 @@ def test_the_example_of_the_readme_learns_to_add(job: Make) -> None:
     assert all(float(loss) < 0.01 for loss in losses)
 
 
-@pytest.mark.parametrize("victim", ["b", *(pytest.param(each, marks=pytest.mark.whole) for each in "ac")])
+@pytest.mark.parametrize("victim", core("b", of="abc"))
 def test_a_killed_agent_restarts_and_the_run_finishes(job: Make, victim: str) -> None:
     run = three_workers(job)
     since = time.time()
@@ -175,7 +176,7 @@ def test_a_killed_training_process_is_restarted_by_its_agent(job: Make) -> None:
     run.check_steps(60)
 
 
-@pytest.mark.parametrize("empty", [True, pytest.param(False, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("empty", core(True, of=[True, False]))
 def test_a_run_survives_a_restart_and_the_loss_of_etcds_data(
     job: Make, new_etcd: Callable[..., EtcdServer], empty: bool
 ) -> None:

@@ -82,7 +82,7 @@ class KindProvider:
         wanted = {} if only_fakes else {CPU_TYPE: 1} | dict(nodes or {})
         fakes = {CPU_TYPE: 1} | fakes if only_fakes else fakes
         instances = load_instances(self._paths)
-        shapes = [instance_of(each, instances) for each, count in wanted.items() for _ in range(count)]
+        types = [instance_of(each, instances) for each, count in wanted.items() for _ in range(count)]
         for node_type in fakes:
             instance_of(node_type, instances)  # refuses an unknown type before anything is made
         self._engine.check()
@@ -92,8 +92,8 @@ class KindProvider:
         try:
             info = ClusterInfo(self.name, name, folder / "kubeconfig", None, wanted | fakes, kubernetes)
             cluster = KindCluster.of(info, self._paths, self._engine, self._toolbox)
-            with step(self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(shapes))} containers"):
-                self._create(folder, name, self._config(folder, image, shapes, kubernetes, ip_family))
+            with step(self._console, f"Starting Kubernetes {kubernetes} in {max(1, len(types))} containers"):
+                self._create(folder, name, self._config(folder, image, types, kubernetes, ip_family))
             with step(self._console, "Waiting for the nodes"):
                 cluster.prepare_nodes()
             for node_type, count in fakes.items():
@@ -128,7 +128,7 @@ class KindProvider:
         return KindCluster.of(info, self._paths, self._engine, self._toolbox)
 
     def _config(
-        self, folder: Path, image: str, shapes: Sequence[Instance], kubernetes: str, ip_family: str
+        self, folder: Path, image: str, types: Sequence[Instance], kubernetes: str, ip_family: str
     ) -> dict[str, Any]:
         images = self._paths.cache / "kind" / "images"
         shared = folder / "shared"
@@ -138,12 +138,12 @@ class KindProvider:
             {"hostPath": str(shared), "containerPath": SHARED},
             {"hostPath": str(images), "containerPath": IMAGES, "readOnly": True},
         ]
-        control_plane, workers = shapes[:1], shapes[1:]
+        control_plane, workers = types[:1], types[1:]
         nodes = [
-            {"role": role, "image": image, "extraMounts": mounts, **_registration(role, shape, kubernetes)}
-            for role, shape in [
+            {"role": role, "image": image, "extraMounts": mounts, **_registration(role, instance, kubernetes)}
+            for role, instance in [
                 ("control-plane", control_plane[0] if control_plane else None),
-                *(("worker", shape) for shape in workers),
+                *(("worker", instance) for instance in workers),
             ]
         ]
         if not workers:
@@ -208,11 +208,11 @@ class KindProvider:
                 return
 
 
-def _registration(role: str, shape: Instance | None, kubernetes: str) -> dict[str, Any]:
+def _registration(role: str, instance: Instance | None, kubernetes: str) -> dict[str, Any]:
     """The labels and taints of a new node; none for a control plane that takes no pods."""
-    if shape is None:
+    if instance is None:
         return {}
-    manifest = node_manifest(shape, 0, kubernetes)
+    manifest = node_manifest(instance, 0, kubernetes)
     own = ("kubernetes.io/", FAKE_LABEL)
     labels = {key: value for key, value in manifest["metadata"]["labels"].items() if not key.startswith(own)}
     kind = "InitConfiguration" if role == "control-plane" else "JoinConfiguration"
