@@ -191,7 +191,7 @@ def train(
         total, count, data = run.sum(losses.item(), len(mine) * args.length, data)
         loss = total / count
         if elastic.progress:
-            elastic.progress.step(step, loss)
+            elastic.progress.step(step, loss, total=steps)
         if run.leads:
             seconds = time.monotonic() - started
             run.log(

@@ -207,3 +207,26 @@ with progress.saving():
     assert 'bireme_rank_step_age_seconds{rank="1"}' in metrics
     assert 'bireme_events_total{event="nan"} 0.0' in metrics
     assert "bireme_saving 1" in metrics
+
+
+def test_a_script_that_tells_its_total_gets_an_estimated_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    seen = progress.Progress(r"iter (\d+) of (?P<total>\d+)", clock=lambda: now)
+    assert seen.seconds_left is None
+    for number in range(1, 11):
+        now += 2
+        seen.take(b"iter %d of 40" % number)
+    assert (seen.step, seen.board.total, seen.seconds_left) == (10, 40, 60)
+    monkeypatch.setattr(progress, "_board", seen.board)
+    progress.step(10, total=25)
+    assert seen.seconds_left == 30
+    progress.step(11)
+    assert seen.board.total == 25, "a step without a total leaves it"
+
+
+def test_status_shows_how_much_of_a_run_is_left() -> None:
+    answer = {"round": 1, "world": 8, "step": 1200, "stepsPerSecond": 0.5, "restarts": {}, "lostSteps": 0,
+              "waits": "", "failures": [], "nodes": {}}  # fmt: skip
+    assert WorkerStatus.of("job", answer).pace == "step 1200, 0.50 a second", "of an older worker"
+    told = answer | {"totalSteps": 5000, "secondsLeft": 7600.0}
+    assert WorkerStatus.of("job", told).pace == "step 1200 of 5000 (24%), 0.50 a second, 2 h 6 min left"

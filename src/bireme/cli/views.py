@@ -325,8 +325,8 @@ def worker_status_view(status: WorkerStatus, unit: int = 1) -> RenderableType:
     """
     units = f" in units of {unit}" if unit > 1 else ""
     line = f"{status.job}: round {status.round}, {status.world} workers{units}"
-    if status.step is not None:
-        line += f", step {status.step} ({status.steps_per_second:.2f} a second)"
+    if status.pace:
+        line += f", {status.pace}"
     causes = ", ".join(f"{cause} {count}" for cause, count in sorted(status.restarts.items()))
     if causes:
         line += f"; restarts: {causes}; {status.lost_steps} steps made again"

@@ -11,6 +11,7 @@ from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
 from bireme.live.pod_http import Ask, metrics_port
 from bireme.live.pods import ObservedPod
+from bireme.live.timeline import lasted
 
 # Each pod that does not answer costs the time limit of a request.
 _MOST_PODS = 3
@@ -37,6 +38,17 @@ class WorkerStatus(Plain):
     nodes: Mapping[str, int]
     events: tuple[str, ...] = ()
     snapshot: str = ""
+    total_steps: int = 0
+    seconds_left: float | None = None
+
+    @property
+    def pace(self) -> str:
+        """The step, of how many, the rate and the estimated time that is left; empty before the first step."""
+        if self.step is None:
+            return ""
+        of = f" of {self.total_steps} ({self.step / self.total_steps:.0%})" if self.total_steps else ""
+        left = f", {lasted(self.seconds_left)} left" if self.seconds_left is not None else ""
+        return f"step {self.step}{of}, {self.steps_per_second:.2f} a second{left}"
 
     @classmethod
     def of(cls, job: str, status: Mapping[str, Any]) -> WorkerStatus:
@@ -46,7 +58,7 @@ class WorkerStatus(Plain):
             job, status["round"], status["world"], status["step"], status["stepsPerSecond"],
             dict(status["restarts"]), status["lostSteps"], status["waits"], tuple(status.get("spares", ())),
             failures, dict(status["nodes"]), tuple(each["sentence"] for each in status.get("events", ())),
-            _snapshot(status.get("snapshots", {})),
+            _snapshot(status.get("snapshots", {})), status.get("totalSteps", 0), status.get("secondsLeft"),
         )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Progress of a training script: the steps that it prints, or tells by one call.
 
     from bireme_runtime.elastic import progress
-    progress.step(number, loss)  # after each step, the loss may be left out; outside a worker it does nothing
+    progress.step(number, loss, total=900)  # after each step. Outside a worker it does nothing
     progress.checkpoint()  # after each checkpoint
     progress.save_wanted()  # whether newcomers wait for the next one
     with progress.saving(): ...  # while a checkpoint is written: nobody resizes the job meanwhile
@@ -58,6 +58,7 @@ _SAVED = _SLOTS * _SLOT.size
 _PASSED = _SAVED + 8
 _SAVING = _PASSED + 8
 _WANTED = _SAVING + _SLOTS
+_TOTAL = _WANTED + 16
 
 Marks = dict[str, list[int]]
 
@@ -74,6 +75,8 @@ class StepBoard(Page):
     """When the last checkpoint was committed, by time.monotonic; 0 if none was told."""
     passed: Word[bool] = Word("@?", _PASSED)
     """Whether this worker has passed its preflight with others."""
+    total: Word[int] = Word("@q", _TOTAL)
+    """With how many steps the run is over; 0 if nobody has told."""
 
     def write(self, slot: int, number: int, loss: float = 0.0) -> None:
         """The process with this local rank has done a step, with this loss."""
@@ -127,10 +130,12 @@ class StepBoard(Page):
 _board: StepBoard | None = None
 
 
-def step(number: float, loss: float = 0.0) -> None:
-    """Tell the worker that this process has done this step of the run, and with which loss."""
+def step(number: float, loss: float = 0.0, total: float = 0) -> None:
+    """Tell the worker that this process has done this step of the run, with which loss, and of how many."""
     if board := _open_board():
         board.write(_slot(), int(number), float(loss))
+        if total:
+            board.total = int(total)
 
 
 def checkpoint() -> None:
@@ -252,15 +257,17 @@ def _median(numbers: list[float]) -> float:
 class Progress:
     """The highest steps that this worker has seen.
 
-    ``pattern`` finds them in lines; its groups are numbers, but for the group `loss`, and the group `form`,
-    by which steps are told apart. Raises re.error if it cannot be used. Steps whose loss or gradient is NaN
-    or infinite are not new.
+    ``pattern`` finds them in lines. Its groups are numbers of the step, but for the groups `loss`, `total`
+    (of how many steps) and `form`, by which steps are told apart. Raises re.error if it cannot be used. Steps
+    whose loss or gradient is NaN or infinite are not new.
     """
 
     def __init__(self, pattern: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._pattern = re.compile((pattern or DEFAULT_PATTERN).encode())
-        self._loss, self._form = (self._pattern.groupindex.get(name, 0) for name in ("loss", "form"))
-        if self._pattern.groups <= bool(self._loss) + bool(self._form):
+        index = self._pattern.groupindex
+        self._loss, self._form, self._total = (index.get(name, 0) for name in ("loss", "form", "total"))
+        self._apart = {self._loss, self._form, self._total} - {0}
+        if self._pattern.groups <= len(self._apart):
             raise re.error("the pattern has no group for the number of the step")
         self._clock = clock
         self.marks: Marks = {}
@@ -306,11 +313,12 @@ class Progress:
             is_bad = _NO_NUMBER.match(loss["loss"]) or _BAD_GRADIENT.search(line)
             self._bad = self._bad + 1 if is_bad else 0
         if found:
-            apart = (self._loss, self._form)
-            texts = [(at, text) for at, text in enumerate(found.groups()) if text and at + 1 not in apart]
+            texts = [(at, text) for at, text in enumerate(found.groups()) if text and at + 1 not in self._apart]
             groups = [at for at, _ in texts]
             numbers = [int(text) for _, text in texts if text.isdigit() and len(text) <= _MOST_DIGITS]
             of = f"/{found[self._form].decode(errors='replace')}" if self._form and found[self._form] else ""
+            if self._total and found[self._total]:
+                self.board.total = int(found[self._total][:_MOST_DIGITS])
             if numbers:
                 self._seen("".join(map(str, groups)) + of, numbers, self._clock())
         if b"samples_per_second" in line and (told := _SAMPLES.search(line)):
@@ -355,6 +363,12 @@ class Progress:
             return 0.0
         (began, first), (ended, last) = self._rises[0], self._rises[-1]
         return max(0.0, (last - first) / (ended - began))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The estimated seconds until the last step; None where the total or the rate is not known."""
+        left = self.board.total - (self.step or 0)
+        return max(0, left) / self.rate if self.board.total and self.rate else None
 
     @property
     def samples_per_second(self) -> float:

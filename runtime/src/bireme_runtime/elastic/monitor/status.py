@@ -112,6 +112,8 @@ class WorkerStatus:
         if seen.step is not None:
             metric("step", "gauge", "Highest step of the run that this worker has seen", ("", seen.step))
             metric("steps_per_second", "gauge", "New steps a second", ("", seen.rate))
+        if seen.board.total:
+            metric("total_steps", "gauge", "Steps with which the run is over", ("", seen.board.total))
         if seen.samples_per_second:
             told = "Throughput of all workers, as the script prints it"
             metric("samples_per_second", "gauge", told, ("", seen.samples_per_second))
@@ -157,6 +159,8 @@ class WorkerStatus:
             "world": starts.world,
             "rank": starts.rank,
             "step": seen.step,
+            "totalSteps": seen.board.total,
+            "secondsLeft": seen.seconds_left,
             "stepsPerSecond": round(seen.rate, 4),
             "samplesPerSecond": seen.samples_per_second,
             "restarts": dict(starts.restarts),
