@@ -58,7 +58,8 @@ def test_a_deterministic_bug_ends_the_run_with_its_traceback_as_the_last_words(
     # The first start brought step 7; with two workers some starts end because the other one failed.
     assert max(int(worker.file("n")) for worker in workers) <= 12
     assert all("ValueError: the shape is wrong\n" in path.read_text() for path in last_words)
-    assert all("3 failures without a new step" in path.read_text() for path in last_words)
+    ends = [path.read_text() for path in last_words]
+    assert any("ValueError at train.py:" in each and "has ended two rounds" in each for each in ends)
 
 
 def test_what_fails_on_one_node_only_ends_that_worker_and_the_others_train_on(
@@ -366,6 +367,49 @@ def test_the_run_ends_only_when_several_nodes_fail(
 ) -> None:
     found = [failure(number, node) for number, node in enumerate(failed_on)]
     assert failures.judge(found, mine, nodes, 3) == verdict
+
+
+def crash(said: str, line: int = 12) -> str:
+    inside = '  File "/usr/lib/python3.11/site-packages/torch/nn/functional.py", line 9, in linear'
+    return (
+        f'Traceback (most recent call last):\n  File "/code/train.py", line {line}, in main\n{inside}\n{said}'
+    )
+
+
+def test_a_bug_that_ends_two_rounds_on_two_nodes_ends_the_run_at_once() -> None:
+    def met(round: int, node: str, said: str) -> failures.Failure:
+        return replace(failure(round, node), bug=failures.bug_of(crash(said)))
+
+    found = [met(1, "a", "KeyError: 'weight'"), met(2, "b", "KeyError: 'weight'")]
+    assert failures.repeated_bug(found) == "KeyError at train.py:12"
+    assert failures.judge(found, "a", ["a", "b"], 5) == "run"
+    assert failures.judge(found, "a", ["a", "b"], 0) == "", "0 switches it off"
+    once = [found[0], replace(found[1], round=1)]
+    assert failures.judge(once, "a", ["a", "b"], 5) == "", "one round may have met bad luck"
+    same_node = [found[0], replace(found[1], node="a")]
+    assert failures.judge(same_node, "a", ["a", "b"], 5) == "", "the node may be bad"
+    other = [found[0], met(2, "b", "IndexError: out of range")]
+    assert failures.judge(other, "a", ["a", "b"], 5) == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "OSError: [Errno 5] Input/output error",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/1'",
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "MemoryError",
+        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        "RuntimeError: [Rank 3] Watchdog caught collective operation timeout",
+        "RuntimeError: Connection closed by peer",
+        "requests.exceptions.ConnectionError: Max retries exceeded",
+        "botocore.exceptions.ClientError: An error occurred (SlowDown)",
+        "torch.distributed.DistBackendError: NCCL error",
+        "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>",
+    ],
+)
+def test_what_may_pass_is_no_bug(said: str) -> None:
+    assert failures.bug_of(crash(said)) == ""
 
 
 def test_rounds_in_which_all_have_lost_a_peer_blame_no_node() -> None:

@@ -66,6 +66,13 @@ def test_no_fault_is_named_wrongly_with_certainty() -> None:
     assert wrong == []
 
 
+def test_ranks_that_call_other_collectives_have_met_a_bug_which_no_node_explains() -> None:
+    bugs = {name: explain(told(name), WORLD).bug for name in FAULTS}
+    of_the_code = {name for name, (kind, _, _) in FAULTS.items() if kind in ("mismatch", "deadlock")}
+    assert {name for name, bug in bugs.items() if bug} == of_the_code
+    assert bugs["one_collective_more"] == "mismatch at train.py:92"
+
+
 def made(rank: int, numbers: Sequence[int], pending: int = 0, group: str = "the default group") -> RankState:
     """A rank that has made these collectives, and waits in the last where ``pending`` is set."""
     calls = [

@@ -43,7 +43,7 @@ class WorkerStatus(Plain):
 
     @property
     def pace(self) -> str:
-        """The step, of how many, the rate and the estimated time that is left; empty before the first step."""
+        """The step, of how many, the rate and the time that is left; empty before the first step."""
         if self.step is None:
             return ""
         of = f" of {self.total_steps} ({self.step / self.total_steps:.0%})" if self.total_steps else ""

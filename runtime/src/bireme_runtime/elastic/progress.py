@@ -313,7 +313,9 @@ class Progress:
             is_bad = _NO_NUMBER.match(loss["loss"]) or _BAD_GRADIENT.search(line)
             self._bad = self._bad + 1 if is_bad else 0
         if found:
-            texts = [(at, text) for at, text in enumerate(found.groups()) if text and at + 1 not in self._apart]
+            texts = [
+                (at, text) for at, text in enumerate(found.groups()) if text and at + 1 not in self._apart
+            ]
             groups = [at for at, _ in texts]
             numbers = [int(text) for _, text in texts if text.isdigit() and len(text) <= _MOST_DIGITS]
             of = f"/{found[self._form].decode(errors='replace')}" if self._form and found[self._form] else ""

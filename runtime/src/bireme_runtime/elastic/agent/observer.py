@@ -137,6 +137,7 @@ class Observer:
         self._told_in = self._asked_in = self._bad_in = 0
         self._hang, self._cause = "", "hang"
         self._slowest: why.RankState | None = None
+        self._bug = ""
         self._next_publish = 0.0
         self._notes = Notes()
         # When trainers with a note were first seen to have ended.
@@ -213,14 +214,16 @@ class Observer:
             outside=int(facts["code"]) in _KILLED and not self._hang,
         )  # fmt: skip
         if self._hang:
-            failure = replace(failure, words=self._hang)
-            if self._slowest:
+            failure = replace(failure, words=self._hang, bug=self._bug)
+            if self._slowest and not self._bug:
                 failure = replace(failure, rank=self._slowest.rank, node=self._slowest.node)
             elif failure.world > 1:
                 failure = replace(failure, node=failures.UNKNOWN)
+        elif not failure.outside:
+            failure = replace(failure, bug=failures.bug_of(failure.words))
         self._say(failure.sentence)
         self.starts.because(self._cause if self._hang else "failure")
-        self._hang, self._cause, self._slowest = "", "hang", None
+        self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
         self._failure = failure
         answer = self._ask(lambda: self._judge(failure), report.GO_ON)
         return report.STOP if self.verdict else answer
@@ -294,7 +297,10 @@ class Observer:
 
     def _give_up(self, verdict: failures.Verdict, sentence: str) -> None:
         where = "" if verdict == "run" else f", all of them on {self._node}"
-        self.sentence = f"{sentence}; {self._limits.failures} failures without a new step{where}"
+        bug = failures.repeated_bug(self._ledger.recent()) if verdict == "run" else ""
+        why = f"{self._limits.failures} failures without a new step{where}"
+        again = f"{bug} has ended two rounds, so a restart would meet it again"
+        self.sentence = f"{sentence}; {again if bug else why}"
         self.verdict = verdict
         if verdict == "worker" and self._limits.exclude_seconds:
             self._ledger.exclude(self._node, self.sentence, self._limits.exclude_seconds)
@@ -334,7 +340,7 @@ class Observer:
         self._say(f"{what}; {count} of {world} workers have told where they stand")
         restarts = self._limits.hang_seconds or self._limits.hang_learnt
         if restarts and self.starts.round == round:
-            self._hang, self._slowest = what, slow
+            self._hang, self._slowest, self._bug = what, slow, cause.bug
             self._kill()
 
     def _look_for_events(self) -> None:

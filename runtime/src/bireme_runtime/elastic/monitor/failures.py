@@ -11,7 +11,8 @@ Keys in etcd, under `<prefix>.failures/<run id>/`:
 
 A failure counts as one without progress while `progress` has not been written after it. When so many rounds
 in a row have failed, starting again does not help: the run ends if processes failed on several nodes, or if
-there is only one; else only the worker on that node ends.
+there is only one; else only the worker on that node ends. A bug, which is the same in two rounds on two
+nodes, ends the run at once.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ _SECONDARY = re.compile(
     ),
     re.IGNORECASE,
 )
+# Exceptions that a restart may well not meet again: of the system, other machines, memory and devices.
+_MAY_PASS = re.compile(
+    r"\b(?:OS|IO|URL|HTTP|SSL|Memory|File|Directory|Permission|Process|Pipe|Client|Dist\w*)[A-Z]\w*|Exit\b|Interrupt"
+    r"|(?i:memory|cuda|nccl|gloo|\becc\b|xid|device|connect|time[sd]? ?out|network|socket|peer|addr"
+    r"|disk|space|quota|storage|corrupt|unavailable|temporar|retr(?:y|ies)|download)",
+)
+_AT = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?=:|$)")
 _KEPT_ROUNDS = 20
 # Of one round; where many workers fail at once, they write one after another, and most find that it is known.
 _KEPT_OF_A_ROUND = 32
@@ -76,6 +85,8 @@ class Failure:
     words: str
     outside: bool = False
     """Somebody else killed the process."""
+    bug: str = ""
+    """The fault of the script that a restart would meet again, and its line; empty for any other."""
     revision: int = 0
 
     @property
@@ -101,6 +112,28 @@ def first_of(failures: Iterable[Failure]) -> Failure | None:
     """The failure of a round that caused the others: the first of those that failed by themselves, if any."""
     found = sorted(failures, key=lambda each: (not each.by_itself, each.time, each.rank))
     return found[0] if found else None
+
+
+def bug_of(words: str) -> str:
+    """The exception at the end of a traceback, and its line in the script, unless it may pass."""
+    last = words.rstrip().rpartition("\n")[2].strip()
+    places, name = _AT.findall(words), _EXCEPTION.match(last)
+    if not places or not name or _MAY_PASS.search(last) or _SECONDARY.search(words):
+        return ""
+    own = [each for each in places if not re.search(r"/(?:site|dist)-packages/|/lib/python3|^<", each[0])]
+    file, line = (own or places)[-1]
+    return f"{name[0]} at {file.rpartition('/')[2]}:{line}"
+
+
+def repeated_bug(failures: Iterable[Failure]) -> str:
+    """The bug that ended two rounds, on two nodes where nodes are to blame; empty if there is none."""
+    rounds: dict[str, set[int]] = {}
+    nodes: dict[str, set[str]] = {}
+    for each in failures:
+        rounds.setdefault(each.bug, set()).add(each.round)
+        nodes.setdefault(each.bug, set()).add(each.node)
+    found = (bug for bug in rounds if bug and len(rounds[bug]) > 1)
+    return next((bug for bug in found if len(nodes[bug]) > 1 or UNKNOWN in nodes[bug]), "")
 
 
 def blame_of_shard(cause: Failure | None, rank: int, for_all: bool) -> str:
@@ -129,6 +162,8 @@ def judge(failures: Iterable[Failure], mine: str, nodes: Iterable[str], limit: i
     rounds = {each.round for each in found}
     own = {each.round for each in found if not each.outside}
     # A kill from outside may be the kernel's, for memory; but it is half as likely to come from the script.
+    if limit and repeated_bug(found):
+        return "run"
     if not limit or len(rounds) + len(own) < 2 * limit:
         return ""
     # Where all have lost a peer, nobody is to blame, and the run ends.

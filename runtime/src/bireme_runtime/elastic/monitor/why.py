@@ -99,13 +99,22 @@ class RankState:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why nothing goes on. ``ranks`` are to blame, if anybody is. ``certain``: the records leave no doubt."""
+    """Why nothing goes on. ``ranks`` are to blame, if anybody is. ``certain``: the records leave no doubt.
+
+    ``line`` is where in the script, if it is known.
+    """
 
     kind: str
     sentence: str
     ranks: tuple[int, ...] = ()
     certain: bool = False
     evidence: tuple[str, ...] = ()
+    line: str = ""
+
+    @property
+    def bug(self) -> str:
+        """The fault of the script that a restart would meet again, and its line; empty for any other."""
+        return f"{self.kind} at {self.line}" if self.line and self.kind in _OF_THE_CODE else ""
 
     @property
     def remedy(self) -> str:
@@ -127,6 +136,8 @@ _REMEDIES = {
     "slow": "compare that rank's node with the others: its clock, temperature, storage and neighbours",
     "unknown": "set TORCH_FR_BUFFER_SIZE=2000 to record collectives: newer torch does so with NCCL and gloo",
 }
+# No node and no network makes ranks call something else.
+_OF_THE_CODE = ("mismatch", "order", "deadlock")
 _PLACES = (
     ("data", re.compile(r"utils/data/|dataloader\.py|\b(?:next_data|next_batch|load_batch)\b")),
     (
@@ -201,7 +212,7 @@ class _World:
                 what = f"{who} made one collective more than {rest}: {mine.text}"
             kind = "order" if left_out and extra else "mismatch"
             evidence = (f"{who}: {mine.text}", f"{rest}: {most.text}")
-            return Cause(kind, what, tuple(odd), len(odd) < len(others), evidence)
+            return Cause(kind, what, tuple(odd), len(odd) < len(others), evidence, mine.line)
         return None
 
     def waits(self) -> Cause | None:
@@ -236,7 +247,8 @@ class _World:
             for rank, call in sorted(self.pending.items())[:_NAMED]
         ]
         what = "ranks wait for each other: " + "; ".join(sentences)
-        return Cause("deadlock", what, tuple(waiting), True, evidence)
+        lines = ", ".join(sorted({call.line for call in self.pending.values() if call.line}))
+        return Cause("deadlock", what, tuple(waiting), True, evidence, lines)
 
     def not_entered(
         self, blamed: Sequence[int], call: Call, certain: bool, evidence: tuple[str, ...]
