@@ -212,11 +212,11 @@ with progress.saving():
 def test_a_script_that_tells_its_total_gets_an_estimated_end(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     seen = progress.Progress(r"iter (\d+) of (?P<total>\d+)", clock=lambda: now)
-    assert seen.seconds_left is None
+    assert seen.seconds_left is None, "no total was told"
     for number in range(1, 11):
         now += 2
         seen.take(b"iter %d of 40" % number)
-    assert (seen.step, seen.board.total, seen.seconds_left) == (10, 40, 60)
+    assert [seen.step, seen.board.total, seen.seconds_left] == [10, 40, 60]
     monkeypatch.setattr(progress, "_board", seen.board)
     progress.step(10, total=25)
     assert seen.seconds_left == 30
