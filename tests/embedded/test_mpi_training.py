@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bireme.cli import cli
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
@@ -93,8 +95,13 @@ def test_a_failed_launcher_is_replaced_within_the_backoff_limit(release: Release
 
 def test_an_exit_code_that_no_restart_helps_fails_the_job_at_once(release: ReleaseFactory) -> None:
     job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
-    faults.fail(job.cluster, live(job, "worker")[0], 78, job.namespace)
+    failed = live(job, "worker")[0]
+    faults.fail(job.cluster, failed, 78, job.namespace)
     assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
+    target = ["-n", job.namespace, "--kubeconfig", str(job.cluster.kubeconfig)]
+    told = CliRunner().invoke(cli, ["why", job.name, *target], catch_exceptions=False).output
+    assert f"{failed} on p4d-24xlarge" in " ".join(told.split())
+    assert "ended first, exit code 78" in " ".join(told.split())
 
 
 def key(job: InstalledRelease) -> bytes:

@@ -279,8 +279,8 @@ def why_command(
     """Tell why RELEASE makes no step, and what to do.
 
     It names the rank, the collective and the line. The workers print the stacks of their ranks, and tell
-    what torch's Flight Recorder holds. --files reads
-    such dumps and stacks of a run that Bireme did not start. Each file has the rank last in its name.
+    what torch's Flight Recorder holds. Of a run that has ended, it names the pod that failed first. --files
+    reads such dumps and stacks of a run that Bireme did not start. Each file has the rank last in its name.
 
     \b
     Example: bireme why --files dumps/
@@ -289,10 +289,9 @@ def why_command(
         raise BiremeError("name a release or a folder: bireme why RELEASE, or bireme why --files FOLDER")
     silent: list[str] = []
     if files:
-        states = why.read(files)
+        cause = explain(why.read(files), world or 0)
     else:
-        states, silent = app.deployer(app.cluster(target)).ranks(str(release), namespace)
-    cause = explain(states, world or 0)
+        cause, silent = app.deployer(app.cluster(target)).why(str(release), namespace)
     app.show(
         output,
         {**asdict(cause), "remedy": cause.remedy, "silent": silent},

@@ -37,7 +37,7 @@ from bireme.plan.object_diff import ObjectDiff, object_diffs
 from bireme.plan.topology import Plan, autoscaled, expand
 from bireme.plan.workloads import kind_of
 from bireme.plan.workloads.model import WorkloadKind
-from bireme_runtime.elastic.monitor.why import RankState
+from bireme_runtime.elastic.monitor.why import Cause, explain
 
 _ANSWER_SECONDS = 5.0
 # Processes print their stacks one after another.
@@ -199,25 +199,28 @@ class Deployer:
             for each in events["items"]
         ]
 
-    def ranks(self, release: str, namespace: str) -> tuple[list[RankState], list[str]]:
-        """Where each rank of a release stands now, and the pods that do not tell.
+    def why(self, release: str, namespace: str) -> tuple[Cause, list[str]]:
+        """Why a release makes no step, and the pods that do not tell.
 
-        Raises BiremeError when no worker could tell.
+        Ranks that run tell where they stand. Where none runs, the pods tell how they ended. Raises
+        BiremeError when neither does.
         """
         installed = self.releases.read(release, namespace)
         pods = observe.observe(self.cluster, self._planned(installed))
         ports = {item.name: port for item in installed.manifests if (port := metrics_port(item))}
         asked = [pod for pod in pods if pod.workload in ports and pod.ready]
         if not asked or self.cluster.provider == "embedded":
+            if cause := why.crash(pods):
+                return cause, []
             raise BiremeError(f"no worker of {release} tells of its ranks: {_NEEDED.format(release)}")
         ask = through_the_api(self.cluster.api, _RANKS_SECONDS)
 
         def answer(pod: ObservedPod) -> Mapping[str, Any] | None:
             return ask(namespace, {"metadata": {"name": pod.name}}, ports[pod.workload], "v1/ranks")
 
-        return why.told(
-            dict(zip((pod.name for pod in asked), self.cluster.api.each(answer, asked), strict=True))
-        )
+        answers = self.cluster.api.each(answer, asked)
+        states, silent = why.told(dict(zip((pod.name for pod in asked), answers, strict=True)))
+        return explain(states), silent
 
     def planned(self, release: str, namespace: str) -> Plan:
         """The plan of a release's latest revision. Raises BiremeError if there is none.

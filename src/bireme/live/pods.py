@@ -17,6 +17,8 @@ from bireme.plan.workloads.model import true_conditions
 # The container of charts/training (_instance.tpl).
 _DEVICES = "devices"
 
+_OUSTED = ("Evicted", "Preempting", "NodeLost", "Terminated", "NodeShutdown")
+
 NodeState = str
 """That of a node: unreachable, out-of-service, gone, why it is ill, or nothing."""
 
@@ -28,10 +30,11 @@ class ObservedPod(Plain):
     ``workload`` and ``kind`` name what made it. ``slot`` is the planned pod that it stands for (job index or
     ordinal), None where its name is generated. ``reason`` is a phrase about why it is not ready.
     ``lack`` is what it does without. ``exit_code`` and ``last_words``, the termination message, are those of
-    its first failed container. ``created`` is the API server's timestamp.
+    its first failed container, and ``ended`` when that was. ``ousted``: who took the pod from its node.
+    ``created`` and ``ended`` are the API server's timestamps.
     """
 
-    hidden = ("kind", "slot", "node_state", "node_selector", "scheduled", "created")
+    hidden = ("kind", "slot", "node_state", "node_selector", "scheduled", "created", "ended", "ousted")
 
     name: str
     role: str
@@ -52,6 +55,8 @@ class ObservedPod(Plain):
     created: str
     lack: str = ""
     last_words: str = ""
+    ended: str = ""
+    ousted: str = ""
 
     @property
     def is_live(self) -> bool:
@@ -63,6 +68,10 @@ def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> Observed
     """An ObservedPod from the API server's JSON and the state of its node."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
     kind, workload, slot = trace(pod)
+    states = (each.get("state", {}).get("terminated") for each in container_statuses(status))
+    ended = [each for each in states if each]
+    failed = [each for each in ended if each["exitCode"]]
+    taken = _disruption(status)
     return ObservedPod(
         name=meta["name"],
         role=meta.get("labels", {}).get(COMPONENT_LABEL, ""),
@@ -79,10 +88,12 @@ def observed_pod(pod: Mapping[str, Any], node_state: NodeState = "") -> Observed
         terminating="deletionTimestamp" in meta,
         scheduled=bool(spec.get("nodeName")),
         reason=_reason(status),
-        exit_code=_exit_code(status),
+        exit_code=next((int(each["exitCode"]) for each in [*failed, *ended]), None),
         created=meta.get("creationTimestamp", ""),
         lack=_lack(status),
-        last_words=_last_words(status),
+        last_words=(failed[0].get("message") or "").strip() if failed else "",
+        ended=(failed[0].get("finishedAt") or "") if failed else taken.get("lastTransitionTime", ""),
+        ousted=": ".join(filter(None, (taken.get("reason"), shorten(taken.get("message") or "")))),
     )
 
 
@@ -104,15 +115,13 @@ def container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
 
 
-def _exit_code(status: Mapping[str, Any]) -> int | None:
-    ended = (each.get("state", {}).get("terminated") for each in container_statuses(status))
-    codes = [int(each["exitCode"]) for each in ended if each]
-    return next((code for code in codes if code), codes[0] if codes else None)
-
-
-def _last_words(status: Mapping[str, Any]) -> str:
-    ended = (each.get("state", {}).get("terminated") for each in container_statuses(status))
-    return next((each.get("message") or "" for each in ended if each and each["exitCode"]), "").strip()
+def _disruption(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What took a pod from its node: its own status or the condition DisruptionTarget, else nothing."""
+    if status.get("reason") in _OUSTED:
+        return status
+    marks = (status.get("conditions") or []) if status.get("phase") == "Failed" else []
+    true = (each for each in marks if (each["type"], each["status"]) == ("DisruptionTarget", "True"))
+    return next(true, {})
 
 
 def _lack(status: Mapping[str, Any]) -> str:

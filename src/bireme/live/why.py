@@ -1,18 +1,26 @@
-"""Why a run makes no step: what its ranks tell, or what torch and py-spy have written into files."""
+"""Why a run makes no step: what its ranks tell, how its pods ended, or what torch and py-spy have written."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bireme.core.errors import BiremeError
-from bireme_runtime.elastic.monitor import hang
-from bireme_runtime.elastic.monitor.why import RankState
+from bireme.live.pods import ObservedPod
+from bireme_runtime.elastic.monitor import failures, hang
+from bireme_runtime.elastic.monitor.why import Cause, RankState
 
 _FILE_BYTES = 256 << 20
+# By what a pod said at its end. A process on SIGBUS has mapped more of /dev/shm than there is.
+_ENDS = (
+    ("sharedMemory", re.compile(r"(?i)bus error|exit code 135\b|signal 7\b|insufficient shared memory")),
+    ("memory", re.compile(r"(?i)OOMKilled|out ?of ?memory|MemoryError")),
+    ("device", re.compile(r"\bXid\b|\bECC\b|CUDA error|fallen off the bus|GPU is lost")),
+)
+_NAMED = 8
 
 
 def read(folder: Path) -> list[RankState]:
@@ -54,3 +62,22 @@ def told(answers: Mapping[str, Mapping[str, Any] | None]) -> tuple[list[RankStat
     silent = [name for name, answer in answers.items() if answer is None]
     ranks = [RankState(**each) for answer in answers.values() if answer for each in answer["ranks"]]
     return ranks, silent
+
+
+def crash(pods: Iterable[ObservedPod]) -> Cause | None:
+    """Why pods ended: the first that failed by itself, and who ended after it. None where none has failed."""
+    ended = sorted((each for each in pods if each.exit_code or each.ousted), key=lambda each: each.ended)
+    first = next((each for each in ended if not failures.lost_a_peer(each.last_words)), None)
+    if first is None:
+        return None
+    said = f"{first.reason}\nexit code {first.exit_code}\n{first.last_words}"
+    bug = failures.bug_of(first.last_words)
+    found = (kind for kind, pattern in _ENDS if pattern.search(said))
+    kind = "evicted" if first.ousted else next(found, "exception" if bug else "ended")
+    words = first.last_words.rpartition("\n")[2] or first.reason
+    how = first.ousted or f"exit code {first.exit_code}" + (f": {words}" if words else "")
+    after = [each.name for each in ended if each is not first]
+    more = f" and {len(after) - _NAMED} more" if len(after) > _NAMED else ""
+    evidence = (f"after it ended {', '.join(after[:_NAMED])}{more}",) if after else ()
+    where = f" on {first.node}" if first.node else ""
+    return Cause(kind, f"{first.name}{where} ended first, {how}", (), bool(first.ended), evidence, bug)

@@ -92,7 +92,7 @@ class Failure:
     @property
     def by_itself(self) -> bool:
         """Whether it did not fail because it had lost another process."""
-        return not _SECONDARY.search(self.words)
+        return not lost_a_peer(self.words)
 
     @property
     def last_line(self) -> str:
@@ -108,6 +108,11 @@ class Failure:
         return f"{who} failed in round {self.round} ({how}){said}"
 
 
+def lost_a_peer(words: str) -> bool:
+    """Whether a process that said this had lost another one, or waited for one that hangs."""
+    return bool(_SECONDARY.search(words))
+
+
 def first_of(failures: Iterable[Failure]) -> Failure | None:
     """The failure of a round that caused the others: the first of those that failed by themselves, if any."""
     found = sorted(failures, key=lambda each: (not each.by_itself, each.time, each.rank))
@@ -118,7 +123,7 @@ def bug_of(words: str) -> str:
     """The exception at the end of a traceback, and its line in the script, unless it may pass."""
     last = words.rstrip().rpartition("\n")[2].strip()
     places, name = _AT.findall(words), _EXCEPTION.match(last)
-    if not places or not name or _MAY_PASS.search(last) or _SECONDARY.search(words):
+    if not places or not name or _MAY_PASS.search(last) or lost_a_peer(words):
         return ""
     own = [each for each in places if not re.search(r"/(?:site|dist)-packages/|/lib/python3|^<", each[0])]
     file, line = (own or places)[-1]

@@ -134,6 +134,12 @@ _REMEDIES = {
     "network": "all have entered, so the network or a device is at fault: start again, without a node that "
     "does so twice",
     "slow": "compare that rank's node with the others: its clock, temperature, storage and neighbours",
+    "exception": "mend that line: a restart meets it again",
+    "ended": "read what it printed: its last words name the cause, or the command that it ran",
+    "memory": "give it more memory, a smaller batch, or more workers among which the state is sharded",
+    "sharedMemory": "give it more shared memory, or fewer workers of the data loader",
+    "device": "start again without that node, whose device reports a fault",
+    "evicted": "look at the node and at the pod's priority: it was taken away, and did not fail by itself",
     "unknown": "set TORCH_FR_BUFFER_SIZE=2000 to record collectives: newer torch does so with NCCL and gloo",
 }
 # No node and no network makes ranks call something else.
