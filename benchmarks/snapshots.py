@@ -120,7 +120,7 @@ def measure(name: str, mib: int, rank: int, workers: int, token: int) -> None:
     for step in range(1, TIMES + 4):
         blocked.append(timed(lambda step=step: snapshots.save(step, {"model": tensors})))  # type: ignore[misc]
         # A step of training in which the copies are made.
-        copied.append(timed(lambda: snapshots.here()._wait_for_copies(rank)))
+        copied.append(timed(lambda: snapshots.here().wait_for_copies()))
 
     def save() -> None:
         with open(f"/mnt/bireme-bench-{rank}.pt", "wb") as file:

@@ -377,7 +377,7 @@ class Member:
         keepers = [plan.Keeper("", 0, "")] * world
         agreed = plan.Plan(token, rank, made, 0, {}, keepers, [1])
         agreed.settle(self.folder)
-        self.rank = Rank({**env, fence.TOKEN: str(token)})
+        self.token, self.rank = token, Rank({**env, fence.TOKEN: str(token)})
         # What it does next, the step that it is in, and parts without copies.
         self.next, self.step, self.uncopied = "begin", made[1] + 1 if made else 1, list[Part]()
         self._open = ExitStack()
@@ -388,9 +388,10 @@ class Member:
                 buffer.commit(self.uncopied[0])
 
     def may(self, others: list[Member]) -> bool:
-        """Whether it can go on: a step ends for all together, and copies are waited for."""
+        """Whether it can go on: a step begins for all together, when all have the copies of those before."""
         if self.next == "begin":
-            return not self.uncopied and all(each.step >= self.step for each in others)
+            late = (part for each in others for part in each.uncopied if part.made < (self.token, self.step))
+            return all(each.step >= self.step for each in others) and not any(late)
         return True
 
     def go(self) -> None:
@@ -430,7 +431,7 @@ def simulate(seed: int, folder: Path) -> None:
                 members[one].copy_to(members[(one + 1) % world], torn=choose.random() < 0.2)
             elif members[one].may(members):
                 members[one].go()
-        ended = min(each.step for each in members) - 1
+        ended = max(each.step for each in members) - 1
         for each in members:
             each.die()
         # A second loss counts as another one only when the first one's copies are made again.

@@ -53,6 +53,7 @@ class Rank:
         if self.on:
             self._folder = keeper.folder_of(env)
         self._before: dict[int, Part] = {}
+        self._waited = 0.0
 
     def due(self, step: int) -> bool:
         """Whether a snapshot is made of this step."""
@@ -66,16 +67,16 @@ class Rank:
         """
         since = time.monotonic()
         made = Part(self.plan.token, step, parts, part)
-        self._wait_for_copies(part)
         own = sorted(each.made for each in self._folder.parts() if each.part == part)
         if len(own) > 1:
-            # All ranks have reached this step, so each has its part of the step before, with copies.
+            # All ranks have waited for the copies of the step before.
             self._folder.keep_from(own[-2])
         with self._folder.writing(-(-size // _ROUNDED) * _ROUNDED) as buffer:
             yield buffer.memory
             fence.check(self._env, ask=False)
             buffer.commit(made)
-        self._tell(made, time.monotonic() - since)
+        self._tell(made, self._waited + time.monotonic() - since)
+        self._waited = 0.0
 
     def take(self, part: int) -> Any:
         """The nearest whole copy of a part of the snapshot that the round goes on from.
@@ -146,14 +147,19 @@ class Rank:
             finally:
                 os.close(pipe)
 
-    def _wait_for_copies(self, part: int) -> None:
-        """Until the snapshot before has its copies: whoever is lost now, the others have it."""
-        before, deadline = self._before.get(part), time.monotonic() + _SECONDS
-        while before and "copies" not in self._folder.known(before):
-            if time.monotonic() > deadline:
-                say(f"nobody has made copies of step {before.step}: the keeper of this worker is silent")
-                return
-            time.sleep(0.002)
+    def wait_for_copies(self) -> None:
+        """Until the snapshot before has its copies: whoever is lost now, the others have it.
+
+        All ranks have to meet between this and the next snapshot, so that nobody is a step ahead.
+        """
+        since = time.monotonic()
+        for before in self._before.values():
+            while "copies" not in self._folder.known(before):
+                if time.monotonic() > since + _SECONDS:
+                    say(f"nobody has made copies of step {before.step}: the keeper of this worker is silent")
+                    break
+                time.sleep(0.002)
+        self._waited += time.monotonic() - since
 
 
 @functools.cache
@@ -171,6 +177,9 @@ def save(step: int, state: Any) -> bool:
     if not rank.due(step):
         return False
     torch, packed = importlib.import_module("torch"), Packed()
+    rank.wait_for_copies()
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
     text = io.BytesIO()
     torch.save(packed.without_tensors(torch, state), text)
     try:

@@ -56,6 +56,8 @@ class Writer(dcp.StorageWriter):  # type: ignore[name-defined,misc]
         """Each rank knows its place."""
 
     def prepare_local_plan(self, plan: Any) -> Any:
+        # All ranks meet when their plans are gathered.
+        self._rank.wait_for_copies()
         return plan
 
     def prepare_global_plan(self, plans: Any) -> Any:
