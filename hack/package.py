@@ -55,7 +55,8 @@ IMAGES_ANNOTATION = "artifacthub.io/images"
 LINKS_ANNOTATION = "artifacthub.io/links"
 SCREENSHOTS_ANNOTATION = "artifacthub.io/screenshots"
 RUNTIME_IN_CHART = "charts/bireme-runtime/files/runtime/"
-_OF_JOBS = ("Job charts", "The dispatcher", "Dispatcher", "hack/", "images/", "values/")
+_OF_JOBS = ("Job charts", "The dispatcher", "Dispatcher")
+_ELSEWHERE = ("hack/", "images/", "values/", "`bireme")
 _A_USERS = {"sidecars", "initContainers"}
 
 
@@ -123,7 +124,8 @@ def _mounted(files: Mapping[str, bytes], chart: str) -> Iterator[str]:
 def changes_of(changelog: Path, chart: str) -> list[dict[str, str]]:
     """What the newest release in the changelog says about a chart, as Artifact Hub reads it.
 
-    An entry that begins with names of charts is about those, one of _OF_JOBS about job charts.
+    An entry that begins with names of charts is about those, one of _OF_JOBS about job charts, and one of
+    _ELSEWHERE about what no archive has.
     """
     charts = {file.parent.name for file in changelog.parent.glob("charts/*/Chart.yaml")}
     is_job = (changelog.parent / "charts" / chart / "charts/training").exists()
@@ -132,7 +134,8 @@ def changes_of(changelog: Path, chart: str) -> list[dict[str, str]]:
         for kind, text in re.findall(r"\n### (\w+) \w+ charts\n(.*?)(?=\n### |\Z)", section, re.DOTALL):
             for entry in text.split("\n- ")[1:]:
                 named = charts.intersection(re.findall("[a-z-]+", entry[: entry.find(": ")]))
-                other = bool(named) if entry[0] == "`" else not is_job and entry.startswith(_OF_JOBS)
+                of_job = entry.startswith(_OF_JOBS)
+                other = entry.startswith(_ELSEWHERE) or (bool(named) if entry[0] == "`" else of_job > is_job)
                 if chart in named or not other:
                     found.append({"kind": kind.lower(), "description": " ".join(entry.split())})
         if found:
