@@ -34,12 +34,16 @@ def adopter(renderer: Renderer, bireme_paths: Paths, instances: Mapping[str, Ins
     return Adopter(renderer, bireme_paths.charts, instances, {"args": ["train.py"]})
 
 
-def jobs(folder: Path, text: str) -> list[Document]:
+def objects(folder: Path, text: str) -> list[Document]:
     file = folder / "job.yaml"
     file.write_text(text)
     documents, passed_over = read([str(file)], {})
     assert passed_over == []
-    return [each for each in documents if each.kind in table("charts")]
+    return documents
+
+
+def jobs(folder: Path, text: str) -> list[Document]:
+    return [each for each in objects(folder, text) if each.kind in table("charts")]
 
 
 def differing(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
@@ -51,13 +55,15 @@ def differing(found: Any, wanted: Any, place: str = "") -> Iterator[str]:
         yield f"{place} is {found}, not {wanted}"
 
 
-def unnamed(document: Document, adopted: Adopted) -> list[str]:
-    """The leaves of a manifest for which no outcome stands."""
+def unnamed(document: Document, adopted: Adopted, of: str = "") -> list[str]:
+    """The leaves of a manifest for which no outcome stands, in fields that begin with ``of``."""
     fields = {each.field for each in adopted.outcomes}
     return [
         spelled(leaf.place)
         for leaf in leaves(document.content)
-        if not any(spelled(leaf.place[:length]) in fields for length in range(1, len(leaf.place) + 1))
+        if not any(
+            f"{of}{spelled(leaf.place[:length])}" in fields for length in range(1, len(leaf.place) + 1)
+        )
     ]
 
 
@@ -66,8 +72,10 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
     name: str, renderer: Renderer, bireme_paths: Paths, instances: Mapping[str, Instance], tmp_path: Path
 ) -> None:
     case = CASES[name]
-    [document] = jobs(tmp_path, case["manifest"])
-    adopted = Adopter(renderer, bireme_paths.charts, instances, case.get("given", {})).adopt(document)
+    there = objects(tmp_path, case["manifest"])
+    [document] = [each for each in there if each.kind in table("charts")]
+    runtimes = [each for each in there if each.kind == "TrainingRuntime"]
+    adopted = Adopter(renderer, bireme_paths.charts, instances, case.get("given", {})).adopt(document, there)
     assert adopted.chart == case["chart"]
     assert list(differing(adopted.values, case["values"])) == []
     said = {each.field: (each.outcome, each.why) for each in adopted.outcomes}
@@ -79,6 +87,13 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
     lost = [each for each in adopted.outcomes if each.outcome == LOST]
     assert [each for each in lost if not each.field.endswith(tuple(case.get("lost", {})))] == []
     assert unnamed(document, adopted) == []
+    assert [each for one in runtimes for each in unnamed(one, adopted, f"{one.kind}/{one.name}: ")] == []
+
+
+def test_a_job_of_which_only_its_operator_knows_the_pods_is_refused(adopter: Adopter, tmp_path: Path) -> None:
+    text = CASES["the-first-mpijob"]["manifest"].replace("gpusPerNode: 8", "")
+    with pytest.raises(BiremeError, match=r"say it as spec\.gpusPerNode"):
+        adopter.adopt(jobs(tmp_path, text)[0])
 
 
 # --- the programs ---

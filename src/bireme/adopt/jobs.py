@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bireme.adopt.forms import form_of
 from bireme.adopt.parts import Part, leaves, parts_of
-from bireme.adopt.pods import accelerators_of, at, carry, launcher_values, pod_values, pruned, put
+from bireme.adopt.pods import accelerators_of, at, carry, pod_values, pruned, put, side_values
 from bireme.adopt.programs import Program, program_of
 from bireme.adopt.tables import Row, row_of, table
 from bireme.audit.documents import Document, spelled, within
 from bireme.audit.facts import Pods, pods_of
 from bireme.core.errors import BiremeError
-from bireme.core.manifests import Manifest
+from bireme.core.manifests import Manifest, read_as_kubernetes
 from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
 from bireme.helm.values import read_file
@@ -28,7 +29,8 @@ from bireme.plan.workloads.model import WorkloadPlan
 from bireme.schemas.problems import refusals, shortened
 
 EQUAL, BETTER, LOST = "equal", "better", "not carried over"
-_MPI = "mpi-training"
+_ELASTIC, _MPI, _PADDLE = "torch-elastic", "mpi-training", "paddle"
+_WORKERS, _SERVERS = ("worker", "trainer"), ("ps", "pserver")
 
 
 @dataclass(frozen=True)
@@ -63,23 +65,27 @@ class Adopter:
     instances: Mapping[str, Instance]
     given: Mapping[str, Any]
 
-    def adopt(self, document: Document) -> Adopted:
-        """The job of ``document``. Raises BiremeError where a chart cannot take it, and says why."""
-        job, metadata = _Job(document, self.instances), within(document.content, "metadata")
+    def adopt(self, document: Document, others: Sequence[Document] = ()) -> Adopted:
+        """The job of ``document``, with the runtime that it names if ``others`` have it.
+
+        Raises BiremeError where a chart cannot take it, and says why.
+        """
+        job, metadata = _Job(document, others, self.instances), within(document.content, "metadata")
         name = document.name or str(metadata.get("generateName") or "job").rstrip("-.")
         values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
         request = RenderRequest(self.charts / job.chart, merge(values, dict(self.given)), name)
         if not at(request.values, "image.repository"):
             raise BiremeError("its image is not told: fill it in with --env-file, or by --set image.…")
-        if not (request.values.get("args") or at(request.values, "launch.command")):
+        if not (request.values.get("args") or at(request.values, "launch.command") or job.is_check):
             raise BiremeError(
                 "it names no command: give the one that its image runs, as --set args={train.py}"
             )
         request, refused = accepted(self.renderer, request)
         rendered = self.renderer.render(request).manifests
         planned = expand(name, request.namespace, rendered, self.instances).workloads
-        ours = next(each for each in planned if each.kind in ("Job", "MPIJob") and each.role == "worker")
-        made = next(each for each in rendered if (each.kind, each.name) == (ours.kind, ours.name))
+        ours = next(each for each in planned if each.kind in ("Job", "MPIJob") and each.role in _WORKERS)
+        kept = [each for each in planned if each is ours or each.role == "pserver"]
+        made = [each for one in kept for each in rendered if (each.kind, each.name) == (one.kind, one.name)]
         outcomes = (*job.plans(ours), *job.outcomes(made, request.values, refused))
         namespace, asks = str(metadata.get("namespace") or "default"), tuple(job.asks(request.values))
         return Adopted(job.chart, name, namespace, pruned(request.values), outcomes, asks)
@@ -88,11 +94,19 @@ class Adopter:
 class _Job:
     """One job: its ``main`` pods train, and the program of its ``leader`` is the job's."""
 
-    def __init__(self, document: Document, instances: Mapping[str, Instance]) -> None:
-        self.document, self.chart = document, table("charts")[document.kind]
-        self.groups = pods_of(document)
+    def __init__(
+        self, source: Document, others: Sequence[Document], instances: Mapping[str, Instance]
+    ) -> None:
+        with read_as_kubernetes(Manifest(source.content)):
+            self.form = form_of(source, others)
+        self.kind, self.document = source.kind, self.form.document
+        self.chart = table("charts")[self.kind]
+        self.groups = pods_of(self.document)
         launchers = [each for each in self.groups if each.role == "Launcher"]
-        training = [each for each in self.groups if each not in launchers]
+        self.servers = [
+            each for each in self.groups if each.role.lower() in _SERVERS and self.chart == _PADDLE
+        ]
+        training = [each for each in self.groups if each not in (*launchers, *self.servers)]
         if not training or (self.chart == _MPI and not launchers):
             raise BiremeError("it has no pods that train, or no launcher")
         self.main = max(training, key=lambda each: accelerators_of(parts_of(each.template)))
@@ -105,31 +119,39 @@ class _Job:
         ):
             raise BiremeError("its mpirun starts other pods: docs/coming-from.md says how to move it")
         started = " ".join([self.program.launcher, *self.program.words])
-        if document.kind == "StatefulSet" and "torchrun" not in started:
+        if self.kind == "StatefulSet" and "torchrun" not in started:
             raise BiremeError("it starts no training: apply it as before")
         counts = [each.count for each in training if _sort(each) == _sort(self.main)]
         if None in counts:
             raise BiremeError("the number of its pods is not told: fill it in with --env-file")
         self.workers = sum(each or 0 for each in counts)
-        theirs = plan_of(Manifest(document.content), instances)
-        self.theirs = theirs if theirs and theirs.is_known and theirs.kind == document.kind else None
+        theirs = plan_of(Manifest(self.document.content), instances)
+        is_known = theirs and theirs.is_known and theirs.kind == self.document.kind
+        self.theirs = theirs if is_known else None
         # The leaves outside of pod templates.
         inside = [spelled(each.place) for each in self.groups]
-        self.around = [each for each in leaves(document.content) if not _is_below(each, inside)]
+        self.around = [each for each in leaves(self.document.content) if not _is_below(each, inside)]
 
     def _program(self) -> Program:
-        parts, known = parts_of(self.leader.template), table("variables").get(self.document.kind, {})
+        parts, known = parts_of(self.leader.template), table("variables").get(self.kind, {})
         given = {part.key: part.given for part in parts}
         words = [str(each) for key in ("command", "args") for each in given.get(f"container.{key}") or ()]
         program = program_of(words, [key.removeprefix("container.env.") for key in given])
         if self.chart == _MPI:
             return program if program.launcher == "mpirun" and not program.setup else Program("node", words)
+        if self.chart == _PADDLE:
+            return program if program.launcher in ("paddle", "python", "") else Program("node", words)
         is_alone = program.launcher == "python" and ("RANK" not in known or accelerators_of(parts) > 1)
         if not is_alone and program.launcher not in ("node", "mpirun"):
             return program
         told = [f"{name}={value}" for name, value in known.items() if name == "RANK" or name in str(words)]
         start = ["bash", "-c", f'export {" ".join(told)}; exec "$@"', "bash"] if told else []
         return Program("node", [*start, *words])
+
+    @property
+    def is_check(self) -> bool:
+        """Whether it trains nothing: Paddle tries whether its workers reach each other."""
+        return self.chart == _PADDLE and [*self.program.words] == ["run_check"]
 
     def values(self, defaults: Mapping[str, Any], instances: Mapping[str, Instance]) -> Values:
         """The values that reproduce the job over the ``defaults`` of its chart."""
@@ -141,7 +163,16 @@ class _Job:
             is_mpirun = program.launcher == "mpirun"
             put(values, "args" if is_mpirun else "launch.command", words)
             put(values, "mpi.mpirunArgs", options)
-            put(values, "mpi.launcher", launcher_values(parts_of(self.leader.template), pods, defaults))
+            put(values, "mpi.launcher", side_values("launcher", self.leader.template, pods, defaults))
+        elif self.chart == _PADDLE:
+            command = {"command": [*program.words]} if program.launcher == "node" else {}
+            values |= {"args": [] if command or self.is_check else [*program.words]}
+            values["launch"] = {"setup": program.setup, **command}
+            values["paddle"] = {} if self.servers else {"mode": "collective"}
+            if accelerators_of(parts_of(self.main.template)):
+                put(values, "paddle.useGpu", True)
+            for each in self.servers:
+                put(values, "paddle.pservers", side_values("pservers", each.template, pods, defaults))
         else:
             bounds = self.theirs if self.theirs and self.theirs.replicas == self.workers else None
             low, high = (bounds.min_replicas, bounds.max_replicas) if bounds else (self.workers, self.workers)
@@ -152,7 +183,10 @@ class _Job:
         for part in self.around:
             carry(values, row_of(part.key, kind), part)
         least, _, most = program.owned.get("nnodes", "").partition(":")
-        told = {**program.owned, **({"least": least, "most": most} if most else {})}
+        told = {
+            **program.owned,
+            **({"least": least, "most": most} if most and self.chart == _ELASTIC else {}),
+        }
         for option, path in table("torchrun").items():
             if told.get(option, "").isdigit():
                 put(values, path, int(told[option]))
@@ -172,7 +206,8 @@ class _Job:
 
     def plans(self, ours: WorkloadPlan) -> Iterator[Outcome]:
         """Pods, ranks and processes of both jobs, and the options of the launcher that the chart sets."""
-        total, owned = sum(each.count or 0 for each in self.groups), self.program.owned
+        own_pods = [each.count or 0 for each in self.groups if each not in self.servers]
+        total, owned = sum(own_pods), self.program.owned
         theirs = self.theirs or replace(ours.sized(total, total), pods=(), replicas=total)
         own, made = (each.pods[-1].processes if each.pods else None for each in (theirs, ours))
         ranks = [each.rank for each in theirs.pods]
@@ -195,33 +230,47 @@ class _Job:
             if one:
                 outcome = EQUAL if one == other else BETTER if why else LOST
                 yield Outcome(name, outcome, one, other, why if outcome == BETTER else "")
+        if self.chart == _PADDLE and self.program.options:
+            yield Outcome(
+                "options", LOST, [*self.program.options], None, "the chart starts each trainer itself"
+            )
 
     def outcomes(
-        self, made: Manifest, values: Mapping[str, Any], refused: Sequence[str]
+        self, made: Sequence[Manifest], values: Mapping[str, Any], refused: Sequence[str]
     ) -> Iterator[Outcome]:
-        """The outcome of each part of the job. Parts hold all leaves."""
+        """The outcome of each part of the job, then of what its form leaves out. They hold all leaves."""
+        told: set[tuple[str, str]] = set()
+        for part, row, there, otherwise in self._compared(made, values):
+            if origin := self.form.origin(part.place):
+                found = _outcome(part, *origin, row, there, refused, otherwise)
+                # Two templates may be made of one.
+                if (found.field, found.outcome) not in told:
+                    yield found
+                told.add((found.field, found.outcome))
+        for leaf, kind, field, stands in self.form.rest({field for field, _ in told}):
+            row = Row("", why="the job says it instead") if stands else row_of(leaf.key, kind)
+            yield _outcome(leaf, field, leaf.given, row, _carried({}, row, leaf), refused)
+
+    def _compared(
+        self, made: Sequence[Manifest], values: Mapping[str, Any]
+    ) -> Iterator[tuple[Part, Row | None, Any, str]]:
+        """The parts of the form, each with its row, what our job says, and why it may say less."""
         for part in self.around:
             row = row_of(part.key, self.document.kind)
-            yield _outcome(part, row, _carried(values, row, part), refused)
-        own = {each.role: each for each in pods_of(replace(self.document, content=made.thaw()))}
+            yield part, row, _carried(values, row, part), ""
+        own, *of_servers = [pods_of(replace(self.document, content=each.thaw())) for each in made]
+        roles = {each.role: each for each in own} | {
+            each.role: pods[0] for each in self.servers for pods in of_servers
+        }
         for pods in self.groups:
-            found = parts_of((own.get(pods.role) or next(iter(own.values()))).template)
-            alike = _sort(pods) in (_sort(self.main), _sort(self.leader))
-            for part in self._parts(pods):
+            found = parts_of(roles.get(pods.role, own[0]).template)
+            alike = _sort(pods) in (_sort(self.main), _sort(self.leader)) or pods in self.servers
+            for part in parts_of(pods.template):
                 row = row_of(part.key)
                 of_job = row is not None and row.how in ("plan", "whole")
                 there = _carried(values, row, part) if of_job else self._found(part, found, pods)
-                yield _outcome(part, row, there, refused, "" if alike else "all workers are alike here")
-
-    def _parts(self, pods: Pods) -> Iterator[Part]:
-        """The parts of pods, with their places in the object. A trainer stands for its container."""
-        is_trainer = self.document.kind == "TrainJob"
-        for part in parts_of(pods.template):
-            place = part.place[3:] if is_trainer else part.place
-            if is_trainer and place[0] == "resources":
-                place = ("resourcesPerNode", *place[1:])
-            if not (is_trainer and part.key in ("container.name", "container.resourcesPerNode")):
-                yield replace(part, place=(*pods.place, *place))
+                part = replace(part, place=(*pods.place, *part.place))
+                yield part, row, there, "" if alike else "all workers are alike here"
 
     def _found(self, part: Part, ours: Sequence[Part], pods: Pods) -> Any:
         """What our pods say of the same thing."""
@@ -229,7 +278,7 @@ class _Job:
             given = {each.key: each.given for each in ours}
             words = [each for key in ("command", "args") for each in given.get(f"container.{key}") or ()]
             is_there = words[len(words) - len(self.program.words) :] == [*self.program.words]
-            is_there = is_there and _sort(pods) == _sort(self.leader)
+            is_there = (is_there or self.is_check) and _sort(pods) == _sort(self.leader)
             return part.value if is_there or (pods is not self.leader and self.chart == _MPI) else None
         keys = [part.key, part.key.replace("spec.containers.", "spec.initContainers.")]
         keys += [each.key for each in ours if "spec.volumes." in each.key and "spec.volumes." in part.key]
@@ -301,11 +350,19 @@ def _holds(ours: Any, theirs: Any) -> bool:
     return str(ours) == str(theirs)
 
 
-def _outcome(part: Part, row: Row | None, ours: Any, refused: Sequence[str], otherwise: str = "") -> Outcome:
-    name, field = part.key.rpartition(".")[2], spelled(part.place)
+def _outcome(
+    part: Part,
+    field: str,
+    given: Any,
+    row: Row | None,
+    ours: Any,
+    refused: Sequence[str],
+    otherwise: str = "",
+) -> Outcome:
+    name = part.key.rpartition(".")[2]
     if ours == part.value or part.given in ({}, [], None):
-        return Outcome(field, EQUAL, part.given)
+        return Outcome(field, EQUAL, given)
     if row and row.why:
-        return Outcome(field, BETTER, part.given, ours, row.why)
+        return Outcome(field, BETTER, given, ours, row.why)
     said = next((each for each in refused if name in each.split()), otherwise)
-    return Outcome(field, LOST, part.given, ours, row.lost if row and row.lost else said)
+    return Outcome(field, LOST, given, ours, row.lost if row and row.lost else said)

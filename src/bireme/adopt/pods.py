@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bireme.adopt.parts import Part
+from bireme.adopt.parts import Part, parts_of
 from bireme.adopt.tables import Row, row_of, table
 from bireme.audit.documents import within
 from bireme.core.labels import INSTANCE_TYPE_LABEL
@@ -49,7 +49,7 @@ def carry(values: Values, row: Row | None, part: Part) -> None:
         case "list" | "name":
             given = [*(there or []), row.name_in(part.key) if row.how == "name" else copy.deepcopy(given)]
         case "whole":
-            given = int(given) if str(given).isdigit() else None
+            given = int(part.value) if str(part.value).isdigit() else None
     if given is not None:
         put(values, path, given)
         values |= merge(values, copy.deepcopy(dict(row.also)))
@@ -155,15 +155,19 @@ def _resources(values: Values, instance: Instance | None) -> None:
             del side[name]
 
 
-def launcher_values(parts: Sequence[Part], workers: Values, defaults: Mapping[str, Any]) -> Values:
-    """What an MPIJob's launcher has beside the values of its ``workers``, and in place of theirs."""
+def side_values(
+    name: str, template: Mapping[str, Any], workers: Values, defaults: Mapping[str, Any]
+) -> Values:
+    """What pods of another role, one of fields.yaml, have beside the values of ``workers`` or instead."""
+    role = table(name)
     flat, theirs = (
-        pruned({**each, **within(each, "pod")}) for each in (pod_values(parts, defaults, {}), workers)
+        pruned({**each, **within(each, "pod")})
+        for each in (pod_values(parts_of(template), defaults, {}), workers)
     )
-    differing = [key for key in table("launcher")["over"] if flat.get(key) != theirs.get(key)]
-    kept = {key: flat[key] for key in (*table("launcher")["own"], *differing) if key in flat}
+    differing = [key for key in role["over"] if flat.get(key) != theirs.get(key)]
+    kept: Values = {key: flat[key] for key in (*role["own"], *differing) if key in flat}
     if "resources" in kept:
-        kept["resources"] = exactly(at(defaults, "mpi.launcher.resources"), kept["resources"])
+        kept["resources"] = exactly(at(defaults, f"{role['at']}.resources"), kept["resources"])
     return kept
 
 

@@ -132,7 +132,9 @@ def _templates(
             count = None if count is None or factor is None else count * factor
         is_roles = _text(place[-1]).lower().endswith("replicaspecs")
         for key, item in value.items():
-            yield from _templates(item, (*place, key), key if is_roles else role, count, value)
+            # A PaddleJob has its roles beside other fields.
+            is_role = is_roles or within(item).keys() >= {"replicas", "template"}
+            yield from _templates(item, (*place, key), key if is_role else role, count, value)
 
 
 def _job(document: Document, groups: Sequence[Pods], known: Known) -> Scope:

@@ -246,7 +246,7 @@ def adopt(
     refused: list[str] = []
     for found in (each for each in documents if each.kind in table("charts")):
         try:
-            adopted.append(adopter.adopt(found))
+            adopted.append(adopter.adopt(found, others))
         except BiremeError as error:
             refused.append(f"{found.file}:{found.line(())}: {found.kind}/{found.name}: {error}")
     failed = [*(f"{each.file}: {each.sentence}" for each in passed_over), *refused]
