@@ -1,9 +1,10 @@
 """What a training script needs in order to lose no step when workers join, leave and are killed.
 
 A run is one process of an elastic torchrun job (or a single process without torchrun). Torchrun starts all
-processes again whenever a worker joins or leaves; each start resumes from the newest checkpoint in a folder
-that all workers share. SIGTERM (torchrun before such a restart, Kubernetes before it takes a pod away) makes
-all processes agree, at the end of the step they are in, on a checkpoint of that step.
+processes again whenever a worker joins or leaves. Each start resumes from the newest checkpoint in a folder
+that all workers share, or from a newer snapshot in memory (recovery.snapshots). SIGTERM (torchrun before such
+a restart, Kubernetes before it takes a pod away) makes all processes agree, at the end of the step they are
+in, on a checkpoint of that step.
 
     run = elastic.Run(folder)
     state = run.restore()
@@ -41,6 +42,10 @@ try:
     from bireme_runtime.elastic import fence, progress
 except ImportError:  # outside the chart's pods there is no fence, and nobody who resizes the job
     fence = progress = None
+try:
+    from bireme_runtime.elastic import snapshots
+except ImportError:  # older charts mount a runtime without them
+    snapshots = None
 
 State = dict[str, Any]
 
@@ -98,10 +103,14 @@ class Run:
         sys.stdout.flush()
 
     def restore(self) -> State | None:
-        """The newest checkpoint that can be read, the same in all processes; None if there is none yet."""
+        """The newest checkpoint or snapshot, the same in all processes; None if there is none yet."""
+        kept = snapshots.restore() if snapshots else None
         # Rank 0 decides, because the others may see an older state of the folder.
         step, state = self._newest() if self.leads else (0, None)
         step = int(self.sum(step)[0])
+        if kept and kept[0] > step:
+            self.log("resume", step=kept[0], snapshot=True)
+            return kept[1]
         if step == 0:
             return None
         if state is None:
@@ -125,7 +134,14 @@ class Run:
                 self._leave(step)
         if due or wanted:
             self.save(step, state)
+        if snapshots and snapshots.here().due(step):
+            with self._term.held():
+                self.snapshot(step, state)
         self._term.step_begins()
+
+    def snapshot(self, step: int, state: Callable[[], State]) -> None:
+        """Keep the state of ``step`` in memory; all processes call it together."""
+        snapshots.save(step, state())
 
     def save(self, step: int, state: Callable[[], State]) -> None:
         """Write the checkpoint of ``step`` (rank 0 does, atomically); all processes call it together.

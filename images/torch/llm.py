@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import elastic
 import torch
@@ -79,18 +80,27 @@ class Run(elastic.Run):
     """A run whose checkpoints are folders, into which all processes write."""
 
     def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        """Restore both from the newest checkpoint, if there is one; returns its number of steps."""
+        """Restore both from the newest checkpoint or snapshot, if there is one; returns its step."""
         # Rank 0 decides, because the others may see an older state of the folder.
         step = int(self.sum(max(self._steps(), default=0) if self.leads else 0)[0])
-        if step:
+        made = elastic.snapshots.here().plan.made if elastic.snapshots else None
+        newer = bool(made) and made[1] > step
+        if step or newer:
             weights, moments = get_state_dict(model, optimizer)
             state = {"model": weights, "optimizer": moments}
-            dcp.load(state, checkpoint_id=self.folder / f"step-{step:09d}")
+            if newer:
+                step = sharded().restore(state)
+            else:
+                dcp.load(state, checkpoint_id=self.folder / f"step-{step:09d}")
             set_state_dict(
                 model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
             )
-            self.log("resume", step=step)
+            self.log("resume", step=step, snapshot=newer)
         return step
+
+    def snapshot(self, step: int, state: Callable[[], elastic.State]) -> None:
+        """Keep the parts of all processes in memory."""
+        sharded().save(step, state())
 
     def save(self, step: int, state: Callable[[], elastic.State]) -> None:
         """Write the checkpoint of ``step``; all call it together, and readers find all or nothing."""
@@ -122,6 +132,13 @@ class Run(elastic.Run):
 
     def _steps(self) -> list[int]:
         return sorted(int(found[1]) for name in os.listdir(self.folder) if (found := FOLDER.fullmatch(name)))
+
+
+def sharded() -> Any:
+    """Snapshots of sharded states, of the runtime that the chart mounts."""
+    from bireme_runtime.elastic.snapshots import sharded
+
+    return sharded
 
 
 def main() -> None:
