@@ -18,7 +18,6 @@ from bireme.core.paths import Paths
 
 PATHS = Paths.discover(start=Path(__file__))
 
-IMAGE = load_rootfs("torch-2.6")
 MPI_IMAGE = load_rootfs("mpi")
 TENSORFLOW_IMAGE = load_rootfs("tensorflow-2.15")
 FOLDER = "/tmp/job"
@@ -103,14 +102,14 @@ class Job:
 Start = Callable[..., Job]
 
 
-def command_in(root: Path, folder: Path, command: list[str]) -> list[str]:
+def command_in(image: Rootfs, root: Path, folder: Path, command: list[str]) -> list[str]:
     """The command line that runs ``command`` in the image; ``folder`` is FOLDER inside."""
     binds = {PATHS.root / "images" / "torch": SCRIPTS, folder: FOLDER}
     env = {
         "PYTHONDONTWRITEBYTECODE": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        **IMAGE.env,
+        **image.env,
     }
     return enter(root, command, binds, env)
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rootfs import Rootfs, ensure_rootfs
+from rootfs import Rootfs, ensure_rootfs, load_rootfs
 
 from tests.conftest import ShowProgress
 from tests.images.chroot_jobs import (
-    IMAGE,
     MPI_IMAGE,
     PATHS,
     SCRIPTS,
@@ -24,24 +23,25 @@ from tests.images.chroot_jobs import (
 
 
 @pytest.fixture(scope="session")
-def image(show_progress: ShowProgress) -> Path:
-    """The root file system of the local torch image."""
-    with show_progress() as console:
-        return ensure_rootfs(IMAGE, PATHS.cache, console)
+def image(request: pytest.FixtureRequest) -> Rootfs:
+    """The local torch image, or the one with the torch that a test names."""
+    return load_rootfs(getattr(request, "param", "torch-2.6"))
 
 
 @pytest.fixture(scope="session")
-def start_in(image: Path) -> Iterator[Start]:
+def start_in(image: Rootfs, show_progress: ShowProgress) -> Iterator[Start]:
     """Start a script on a folder: ``start_in(folder, "digits.py", "--steps=9", processes=2)``.
 
     ``processes=0`` runs it without torchrun; a script that is not a file of images/torch is Python source.
     """
+    with show_progress() as console:
+        root = ensure_rootfs(image, PATHS.cache, console)
     jobs: list[Job] = []
 
     def start(folder: Path, script: str, *arguments: str, processes: int = 0) -> Job:
         program = [f"{SCRIPTS}/{script}"] if script.endswith(".py") else ["-c", script]
         launcher = torchrun(processes) if processes else ["python3"]
-        command = command_in(image, folder, [*launcher, *program, *arguments])
+        command = command_in(image, root, folder, [*launcher, *program, *arguments])
         jobs.append(Job(command, folder / f"log-{len(jobs)}"))
         return jobs[-1]
 

@@ -1,0 +1,40 @@
+"""A script of the image with snapshots on kind: one step is made again at most, whoever is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tests.kind.shell import Shell
+from tests.kind.training import CHECKPOINT_EVERY, Training
+
+pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
+
+SNAPSHOTS = {"recovery": {"snapshots": {"enabled": True}}}
+
+
+def test_a_killed_process_and_a_killed_pod_cost_one_step_at_most(
+    train: Callable[..., Training], shell: Shell
+) -> None:
+    steps = 400
+    training = train(workers=3, steps=steps, values=SNAPSHOTS)
+
+    def kill_pod() -> None:
+        pod = training.worker(2).name
+        # Without a moment to save, as when a node is lost.
+        shell.kubectl("delete", "pod", pod, "-n", training.job.namespace, "--force", "--grace-period=0")
+
+    for harm in (partial(training.kill, 1, agent=False), kill_pod):
+        training.until_trained(CHECKPOINT_EVERY + 5, world_size=3)
+        harm()
+        training.until(lambda event: event["event"] == "resume", 120, "a resume")
+    training.until_complete(steps)
+    reached = 0
+    for event in training.events:
+        if event["event"] == "step":
+            reached = max(reached, event["step"])
+        if event["event"] == "resume":
+            assert event.get("snapshot"), event
+            assert event["step"] >= reached - 1, f"went back from {reached}: {event}"
