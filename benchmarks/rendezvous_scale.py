@@ -2,7 +2,8 @@
 
 Members are threads of a few processes; they speak the real protocol to one real etcd, set up as charts/etcd
 does. The first round is timed from the start of the processes, the second from the call of one member. On a
-busy machine seconds say little, and members lose their leases unless these live longer (--lease). Beside the
+busy machine seconds say little, and members lose their leases unless these live longer (--lease). With
+--halve half of the members leave at once, and the next round of the others is timed from there. Beside the
 seconds stand those of CPU of etcd and of all members together, which in a cluster have machines of their own,
 and beside the idle cost what a renewal each second costs.
 
@@ -123,14 +124,20 @@ def until_noticed(members: Iterable[membership.Rendezvous]) -> None:
 
 
 def run_members(
-    endpoint: str, credentials: etcd.Credentials, slots: range, total: int, lease: int, orders: Connection
+    endpoint: str,
+    credentials: etcd.Credentials,
+    slots: range,
+    total: int,
+    least: int,
+    lease: int,
+    orders: Connection,
 ) -> None:
     """Carry out orders with a thread for each slot.
 
     Answers each with the time at which all had done it, or with what went wrong.
     """
     settings = rules.RunSettings(
-        "run", total - 1, total, first_nodes=total, join_timeout=PATIENCE_SECONDS, settle_timeout=0,
+        "run", least, total, first_nodes=total, join_timeout=PATIENCE_SECONDS, settle_timeout=0,
         keep_alive_max_attempt=lease,
     )  # fmt: skip
 
@@ -162,6 +169,11 @@ def run_members(
                     each.leave()
                 members = rest
                 until_noticed(members)
+            elif order == "halve":
+                at_once([each.leave for each in members if each.identity.slot % 2])
+                members = [each for each in members if not each.identity.slot % 2]
+                until_noticed(members)
+                at_once([each.join for each in members])
             orders.send(time.monotonic())
         except Exception as error:
             orders.send(f"{type(error).__name__}: {error}")
@@ -171,7 +183,13 @@ class Members:
     """The processes of the members."""
 
     def __init__(
-        self, server: EtcdServer, credentials: etcd.Credentials, members: int, processes: int, lease: int
+        self,
+        server: EtcdServer,
+        credentials: etcd.Credentials,
+        members: int,
+        least: int,
+        processes: int,
+        lease: int,
     ) -> None:
         context = multiprocessing.get_context("fork")
         self._server = server
@@ -180,7 +198,7 @@ class Members:
         for number in range(processes):
             mine, theirs = context.Pipe()
             slots = range(number, members, processes)
-            arguments = (server.endpoint, credentials, slots, members, lease, theirs)
+            arguments = (server.endpoint, credentials, slots, members, least, lease, theirs)
             self._children.append(context.Process(target=run_members, args=arguments, daemon=True))
             self._children[-1].start()
             self._pipes.append(mine)
@@ -231,7 +249,7 @@ def measure(server: EtcdServer, members: int, processes: int, lease: int, idle: 
     credentials = USER if users else etcd.Credentials()
     if users:
         set_up_users(server)
-    workers = Members(server, credentials, members, processes, lease)
+    workers = Members(server, credentials, members, members - 1, processes, lease)
     try:
         first = workers.order("join")
         time.sleep(SETTLE_SECONDS)
@@ -253,6 +271,23 @@ def measure(server: EtcdServer, members: int, processes: int, lease: int, idle: 
     renewal = (cpu_seconds([server.process.pid]) - before_renewals) / 2000 * 1000
     return Result(
         members, lease, users, first, second, loss, cores[0], cores[1], renewal, memory_mib(server), load
+    )
+
+
+def measure_halving(server: EtcdServer, members: int, processes: int, lease: int) -> str:
+    """Half of the members leave at once; a sentence about the next round of the others."""
+    set_up_users(server)
+    workers = Members(server, USER, members, (members + 1) // 2, processes, lease)
+    try:
+        workers.order("join")
+        time.sleep(SETTLE_SECONDS)
+        load, halved = os.getloadavg()[0], workers.order("halve")
+    finally:
+        workers.end()
+    cpu = f"etcd {halved.etcd_cpu:.1f}, members {halved.members_cpu:.1f} s of CPU"
+    return (
+        f"{members} members with users, load average {load:.1f}: half leave, and the others are in the next "
+        f"round after {halved.seconds:.1f} s ({cpu})"
     )
 
 
@@ -279,9 +314,16 @@ def sentence(each: Result) -> str:
 @click.option("--lease", type=int, default=10, help="Life of a member's lease, in seconds.")
 @click.option("--idle", type=float, default=20, help="Seconds of doing nothing that are measured.")
 @click.option("--users", is_flag=True, help="Let etcd ask for a user, so that each member logs in.")
+@click.option("--halve", is_flag=True, help="Measure only the loss of half of the members.")
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def main(
-    members: tuple[int, ...], processes: int | None, lease: int, idle: float, users: bool, output: str
+    members: tuple[int, ...],
+    processes: int | None,
+    lease: int,
+    idle: float,
+    users: bool,
+    halve: bool,
+    output: str,
 ) -> None:
     """Measure each number of members on an etcd of its own."""
     # A member has up to five connections.
@@ -296,10 +338,13 @@ def main(
                 server.wait_until_healthy(120)
                 several = processes or max(4, number // 50)
                 with step(CONSOLE, f"{number} members"):
+                    if halve:
+                        print(measure_halving(server, number, several, lease))
+                        continue
                     results.append(measure(server, number, several, lease, idle, users))
             finally:
                 server.stop()
-    if output == "json":
+    if output == "json" and not halve:
         rows = [{**asdict(each), "baseline_cores": each.baseline_cores} for each in results]
         print(json.dumps({"machine": machine(), "results": rows}, indent=2))
         return
