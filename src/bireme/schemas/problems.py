@@ -42,7 +42,7 @@ def problems(renderer: Renderer, request: RenderRequest) -> list[Problem]:
 def refusals(renderer: Renderer, request: RenderRequest) -> list[str]:
     """All refusals of the values of ``request``: those of the schemas, then those of the rules.
 
-    A key that a schema refuses needs no refusal of a rule, which reads a value of the wrong type. Raises
+    Rules are not asked about a key that a schema refuses: they would read a value of the wrong type. Raises
     BiremeError as `problems` does.
     """
     by_schema = problems(renderer, request)

@@ -424,8 +424,8 @@ class Dispatcher:
 def leave_for(note: notes.Note, lost: str = "") -> None:
     """Leave the dispatcher in place of a trainer that has ended.
 
-    Its shard goes to others. `lost` says why that counts a failure of the shard. If the dispatcher cannot be
-    reached, the lease ends later, and that counts one.
+    Its shard goes to others. With a reason in `lost`, that counts as a failure of the shard. If the
+    dispatcher cannot be reached, the trainer's lease ends later, which counts as one too.
     """
     body = {"trainer": note.trainer, "lost": lost}
     leader = LeaderConnection(parse(note.addresses), _LEAVE_SECONDS)

@@ -539,8 +539,8 @@ class Coordinator:
     def _take_ahead(self, state: DatasetState) -> tuple[int, str] | None:
         """A shard for a trainer that still has one, unless others could want for it.
 
-        Nobody has had it: a shard that may have killed its trainer is handed out alone, so that a failure is
-        counted for no other one.
+        It takes only shards that nobody has had. One that may have killed its trainer is handed out alone,
+        so that its failure counts for no other shard.
         """
         if state.returned or state.todo <= len(state.trainers):
             return None

@@ -166,7 +166,7 @@ class Backend:
         """Remove the membership of the last torchrun, which has ended."""
 
     def forget(self) -> None:
-        """Delete what is kept of the run, which is over, but not that it has ended."""
+        """Delete what is kept of a run that is over, except the record that it is over."""
 
     def has_begun(self) -> bool:
         """Whether torchrun has started before in a worker of this run. True if that is unknown."""
