@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ from bireme.clusters.kind import KindCluster, KindProvider
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.plan.instances import load_instances
-from bireme.testing.pytest_plugin import InstalledRelease, Request
+from bireme.testing import charts
+from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 from tests.kind import stock_torchrun
 from tests.kind.recovery import wait_for_world
@@ -191,7 +193,11 @@ class Stage:
     def _release(self) -> InstalledRelease:
         renderer, instances = Renderer(self.toolbox, self.paths), load_instances(self.paths)
         return InstalledRelease(
-            Request(self.paths, self.paths.root), self.toolbox, renderer, instances, self.cluster
+            partial(charts.request_for, self.paths, self.paths.root),
+            self.toolbox,
+            renderer,
+            instances,
+            self.cluster,
         )
 
     def _kind_values(self) -> dict[str, Any]:

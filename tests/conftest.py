@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 import pytest
 from rich.console import Console
 
+from bireme.clusters.base import Cluster
 from bireme.testing.session_cluster import shown_progress
 
 ShowProgress = Callable[[], AbstractContextManager[Console]]
@@ -17,6 +18,12 @@ ShowProgress = Callable[[], AbstractContextManager[Console]]
 def pytest_configure() -> None:
     # Who is started in the background ignores Ctrl-C, and so would all that the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def cluster(bireme_cluster: Cluster) -> Cluster:
+    """The cluster itself, with all that its provider adds, for fixtures of any scope."""
+    return bireme_cluster
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.live.deploy import Deployer, ReleaseStatus
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.embedded.addons import WithAddon
 from tests.support.waiting import until
 
@@ -31,7 +31,7 @@ class Site:
 
     cluster: EmbeddedCluster
     deployer: Deployer
-    request_for: Request
+    request_for: RequestFor
     installed: set[str]
 
     def install(self, release: str, *sets: str, instance: str = TYPE) -> ReleaseStatus:
@@ -74,7 +74,7 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(with_addon: WithAddon, request_for: Request) -> Iterator[Site]:
+def site(with_addon: WithAddon, request_for: RequestFor) -> Iterator[Site]:
     with with_addon("karpenter", {"cpu": 1}) as (cluster, deployer):
         yield Site(cluster, deployer, request_for, set())
 

@@ -14,7 +14,7 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.live.deploy import Deployer, ReleaseStatus
 from bireme.live.doctor import Doctor
 from bireme.live.release import Revision
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
 from tests.support import controllers, faults
@@ -64,7 +64,7 @@ class Queues:
 
     cluster: EmbeddedCluster
     deployer: Deployer
-    request_for: Request
+    request_for: RequestFor
     objects: list[str]
     releases: list[str]
 
@@ -132,7 +132,7 @@ class Queues:
 
 
 @pytest.fixture(scope="module")
-def kueue(with_addon: WithAddon, request_for: Request) -> Iterator[Queues]:
+def kueue(with_addon: WithAddon, request_for: RequestFor) -> Iterator[Queues]:
     """A cluster of its own with Kueue, and a flavor for p4d.24xlarge."""
     with with_addon("kueue", {TYPE: NODES, "cpu": 1}) as (cluster, deployer):
         yield Queues(cluster, deployer, request_for, [], [])
@@ -305,7 +305,7 @@ def test_pservers_and_trainers_start_together_or_not_at_all(queues: Queues) -> N
 
 
 @pytest.fixture(scope="module")
-def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: Request) -> Iterator[None]:
+def mpi_kind_there(kueue: Queues, toolbox: Toolbox, request_for: RequestFor) -> Iterator[None]:
     """charts/mpijob and its operator in Kueue's cluster."""
     request = request_for("mpijob", release="mpijob", namespace="mpi-operator")
     kueue.deployer.install(request)

@@ -17,7 +17,7 @@ from bireme.helm import Renderer
 from bireme.live.deploy import Deployer
 from bireme.live.release import Releases
 from bireme.plan.instances import Instance
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, TYPE, options, service
 from tests.support import controllers, faults
@@ -40,7 +40,7 @@ def test_the_controller_goes_on_when_the_api_server_comes_back(
     toolbox: Toolbox,
     renderer: Renderer,
     instances: Mapping[str, Instance],
-    request_for: Request,
+    request_for: RequestFor,
 ) -> None:
     """The API server is killed when a job may grow, and when one has to give way; nobody else notices."""
     cluster, namespace = own_cluster, "/api/v1/namespaces/default"

@@ -17,7 +17,7 @@ from bireme.helm import Renderer, parse
 from bireme.live import observe
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.support.tiers import core
 
@@ -47,7 +47,7 @@ class Applied:
     cluster: EmbeddedCluster
     toolbox: Toolbox
     renderer: Renderer
-    request_for: Request
+    request_for: RequestFor
     instances: Mapping[str, Instance]
     name: str = field(default_factory=lambda: f"t{uuid.uuid4().hex[:6]}")
 
@@ -116,7 +116,7 @@ def job(
     cluster: EmbeddedCluster,
     toolbox: Toolbox,
     renderer: Renderer,
-    request_for: Request,
+    request_for: RequestFor,
     instances: Mapping[str, Instance],
     test_namespace: str,
 ) -> Iterator[Callable[[str], Applied]]:

@@ -8,6 +8,7 @@ import shutil
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -20,7 +21,7 @@ from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme_runtime.elastic.rendezvous import topology
 from tests.support import faults
 
-P4D = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
+P4D: dict[str, Any] = {"instance": "p4d.24xlarge", "workload": "imagenet-efa"}
 
 
 def uids(release: InstalledRelease) -> dict[str, str]:

@@ -16,7 +16,8 @@ from bireme.clusters.kind import KindCluster, KindProvider
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.plan.instances import Instance
-from bireme.testing.pytest_plugin import InstalledRelease, Request
+from bireme.testing.charts import RequestFor
+from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 from tests.kind.shell import NODE_TYPE, Shell, until
 from tests.kind.training import KIND, outcome
@@ -73,7 +74,7 @@ def job(
     cluster: KindCluster,
     bireme_paths: Paths,
     toolbox: Toolbox,
-    request_for: Request,
+    request_for: RequestFor,
     renderer: Renderer,
     instances: Mapping[str, Instance],
 ) -> InstalledRelease:

@@ -223,7 +223,7 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
     steps: Run, shell: Shell, runs: Path, orchestrator: str
 ) -> None:
     job = steps(orchestrator, 100, [])
-    options = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
+    options: dict[str, Any] = {"instance": NODE_TYPE, "files": [KIND], "values": program(100)}
     own = [f"mpi.orchestrator={orchestrator}", "image.tag=0.1.0-openmpi5", "workers=2"]
     job.upgrade(sets=[*own, "job.suspend=true"], **options)
     until(lambda: len(list((runs / job.name).glob("*"))) == 2, what="both ranks to save")

@@ -11,7 +11,7 @@ import yaml
 
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.support.instance_types import TWELVE, TYPES, image_for
 
@@ -137,7 +137,7 @@ CASES = [case for case in ALL_CASES if _is_for_each_run(case)]
 OTHER_CASES = [case for case in ALL_CASES if case not in CASES]
 
 
-def request(case: Case, request_for: Request, helm: str = "helm") -> RenderRequest:
+def request(case: Case, request_for: RequestFor, helm: str = "helm") -> RenderRequest:
     """How ``case`` is rendered."""
     return request_for(
         case.chart,
@@ -153,7 +153,7 @@ def request(case: Case, request_for: Request, helm: str = "helm") -> RenderReque
 class Matrix:
     """Cases rendered by both Helms, in parallel."""
 
-    def __init__(self, renderer: Renderer, request_for: Request, cases: Sequence[Case]) -> None:
+    def __init__(self, renderer: Renderer, request_for: RequestFor, cases: Sequence[Case]) -> None:
         keys = [(case, helm) for case in cases for helm in HELMS]
         requests = [request(case, request_for, helm) for case, helm in keys]
         self._results = dict(zip(keys, renderer.render_many(requests), strict=True))

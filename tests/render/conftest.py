@@ -8,12 +8,12 @@ import pytest
 
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.render.cases import CASES, Matrix
 
 
 @pytest.fixture(scope="session")
-def matrix(renderer: Renderer, request_for: Request) -> Matrix:
+def matrix(renderer: Renderer, request_for: RequestFor) -> Matrix:
     return Matrix(renderer, request_for, CASES)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import yaml
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing import charts
+from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.render import workers
 from tests.render.cases import CASES, ROOT, Case, request
@@ -58,7 +60,7 @@ def golden_file(case: Case) -> Path:
     return FOLDER / case.chart / f"{(case.ci or '').removesuffix('-values.yaml')}.yaml"
 
 
-def objects(renderer: Renderer, request_for: Request, case: Case) -> dict[str, Object]:
+def objects(renderer: Renderer, request_for: RequestFor, case: Case) -> dict[str, Object]:
     """The objects of ``case`` as they are kept."""
     found = renderer.render(request(case, request_for)).manifests
     return {item.identity: normalised(item) for item in found if not _holds_runtime(item)}
@@ -161,7 +163,7 @@ def _yaml(content: Any) -> str:
 def main() -> None:
     """Write every golden file and the table of workers, and delete files without a case."""
     paths = Paths.discover()
-    renderer, request_for = Renderer(Toolbox(paths), paths), Request(paths, ROOT)
+    renderer, request_for = Renderer(Toolbox(paths), paths), partial(charts.request_for, paths, ROOT)
     files = {golden_file(case): _yaml(objects(renderer, request_for, case)) for case in golden_cases()}
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.plan.instances import Instance
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 
 HERE = Path(__file__).parent
 CASES: Mapping[str, Any] = yaml.safe_load((HERE / "adopt.yaml").read_text())
@@ -161,7 +161,7 @@ OURS = [
 def test_what_our_charts_render_is_adopted_with_an_equal_plan(
     adopter: Adopter,
     renderer: Renderer,
-    request_for: Request,
+    request_for: RequestFor,
     instances: Mapping[str, Instance],
     bireme_paths: Paths,
     chart: str,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from bireme.helm import Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.support.rendered import container_of, environment_of
 
 PAGE = Path(__file__).parents[2] / "docs/coming-from.md"
@@ -50,7 +50,7 @@ def there(wanted: Any, found: Any) -> bool:
 
 @pytest.mark.parametrize(("chart", "values", "place", "content"), rows())
 def test_a_field_becomes_what_the_row_says(
-    renderer: Renderer, request_for: Request, chart: str, values: Any, place: str, content: Any
+    renderer: Renderer, request_for: RequestFor, chart: str, values: Any, place: str, content: Any
 ) -> None:
     found = renderer.render(request_for(chart, values=IMAGE.get(chart, {}) | values))
     jobs = [each.thaw() for each in found.manifests if each.kind in ("Job", "MPIJob") and not each.is_hook]

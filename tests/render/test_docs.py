@@ -17,7 +17,7 @@ import yaml
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.schemas.bundle import comments
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
 
@@ -161,7 +161,7 @@ def test_editors_find_the_schema_of_each_values_file() -> None:
             assert (file.parent / name).is_file(), file
 
 
-def test_the_starter_is_short_and_valid(request_for: Request, renderer: Renderer) -> None:
+def test_the_starter_is_short_and_valid(request_for: RequestFor, renderer: Renderer) -> None:
     file = ROOT / "values/starter.yaml"
     assert len(file.read_text().splitlines()) <= 15
     request = request_for("torch-elastic", instance="g5.xlarge", files=["values/starter.yaml"])

@@ -20,7 +20,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.plan.instances import Instance
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 
 # Pods of EFA nodes, with what the runtime alone can do.
 VALUES: Mapping[str, Any] = {
@@ -45,7 +45,7 @@ HOSTS = {
 def test_the_plan_stays_and_what_is_lost_is_named(
     kind: str,
     renderer: Renderer,
-    request_for: Request,
+    request_for: RequestFor,
     instances: Mapping[str, Instance],
     bireme_paths: Paths,
     tmp_path: Path,
@@ -79,7 +79,7 @@ def test_the_plan_stays_and_what_is_lost_is_named(
 
 
 def test_what_stock_torchrun_cannot_run_is_refused(
-    renderer: Renderer, request_for: Request, instances: Mapping[str, Instance]
+    renderer: Renderer, request_for: RequestFor, instances: Mapping[str, Instance]
 ) -> None:
     values = {"launch": {"launcher": "accelerate"}, "args": ["train.py"]}
     with pytest.raises(BiremeError, match=r"stock torchrun .* launch.launcher"):

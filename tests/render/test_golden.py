@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from bireme.helm import Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.render.cases import Case
 from tests.render.golden import FOLDER, differences, golden_cases, golden_file, objects
 
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_a_case_renders_the_objects_of_its_golden_file(
-    renderer: Renderer, request_for: Request, case: Case
+    renderer: Renderer, request_for: RequestFor, case: Case
 ) -> None:
     kept = yaml.load(golden_file(case).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     found = objects(renderer, request_for, case)

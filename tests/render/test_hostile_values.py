@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -24,7 +24,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", ["true", "010", "1e3", "null", "0x1f", "2001-01-01"])
 def test_a_name_that_looks_like_something_else_stays_text(
-    renderer: Renderer, request_for: Request, name: str
+    renderer: Renderer, request_for: RequestFor, name: str
 ) -> None:
     values = {
         "imagePullSecrets": [name],
@@ -57,7 +57,7 @@ def test_a_name_that_looks_like_something_else_stays_text(
 @pytest.mark.parametrize("file", ["010", "true", "zq9 #", "&zq9", "[zq9"])
 @pytest.mark.parametrize("place", [{"claimName": "backups"}, {"url": "s3://bucket/backups"}])
 def test_a_snapshot_keeps_its_name(
-    renderer: Renderer, request_for: Request, place: dict[str, str], file: str
+    renderer: Renderer, request_for: RequestFor, place: dict[str, str], file: str
 ) -> None:
     restore = {"enabled": True, "file": file, **place}
     found = renderer.render(request_for("etcd", values={"restore": restore}))
@@ -69,7 +69,9 @@ def test_a_snapshot_keeps_its_name(
     assert f"/snapshots/{file}" in commands["restore"]
 
 
-def test_extra_objects_may_be_text_with_several_documents(renderer: Renderer, request_for: Request) -> None:
+def test_extra_objects_may_be_text_with_several_documents(
+    renderer: Renderer, request_for: RequestFor
+) -> None:
     config = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-%s'}\n"
     text = "---\n".join(config % name for name in "ab")
     found = renderer.render(request_for("torch-elastic", values={"extraObjects": [text]}))
@@ -77,7 +79,7 @@ def test_extra_objects_may_be_text_with_several_documents(renderer: Renderer, re
     assert {"release-a", "release-b"} <= names
 
 
-def test_text_that_spells_a_control_character_stays(renderer: Renderer, request_for: Request) -> None:
+def test_text_that_spells_a_control_character_stays(renderer: Renderer, request_for: RequestFor) -> None:
     script = "print('\\u001b[1m', '\\\\b', '\\x85')\n\tpass\n"
     found = renderer.render(request_for("torch-elastic", values={"script": script}))
     assert script.strip() in [

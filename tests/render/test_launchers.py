@@ -6,16 +6,18 @@ import json
 from typing import Any
 
 from bireme.helm import Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.support.rendered import container_of, environment_of, the
 
 
-def trainer(renderer: Renderer, request_for: Request, values: dict[str, Any], instance: str) -> Any:
+def trainer(renderer: Renderer, request_for: RequestFor, values: dict[str, Any], instance: str) -> Any:
     found = renderer.render(request_for("torch-elastic", instance=instance, values=values))
     return container_of(the(found, "Job").thaw()["spec"]["template"]["spec"], "trainer")
 
 
-def test_accelerate_starts_a_script_with_its_configuration(renderer: Renderer, request_for: Request) -> None:
+def test_accelerate_starts_a_script_with_its_configuration(
+    renderer: Renderer, request_for: RequestFor
+) -> None:
     values = {
         "launch": {
             "launcher": "accelerate",
@@ -32,7 +34,7 @@ def test_accelerate_starts_a_script_with_its_configuration(renderer: Renderer, r
     assert json.loads(env["BIREME_ACCELERATE"]) == config
 
 
-def test_node_runs_a_command_that_may_name_the_script(renderer: Renderer, request_for: Request) -> None:
+def test_node_runs_a_command_that_may_name_the_script(renderer: Renderer, request_for: RequestFor) -> None:
     values = {
         "launch": {"launcher": "node"},
         "script": "print(1)",
@@ -43,6 +45,8 @@ def test_node_runs_a_command_that_may_name_the_script(renderer: Renderer, reques
     assert "/bireme/script" in [each["mountPath"] for each in found["volumeMounts"]]
 
 
-def test_torchrun_is_the_launcher_unless_another_is_named(renderer: Renderer, request_for: Request) -> None:
+def test_torchrun_is_the_launcher_unless_another_is_named(
+    renderer: Renderer, request_for: RequestFor
+) -> None:
     found = trainer(renderer, request_for, {"args": ["train.py"]}, "p4d.24xlarge")
     assert "BIREME_LAUNCHER" not in environment_of(found)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.render.cases import CASES, Case, Matrix
 from tests.support.rendered import the
 
@@ -246,7 +246,7 @@ def test_a_policy_lets_the_load_balancer_reach_tensorboard(render: Callable[...,
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle"])
 def test_on_eks_a_policy_lets_jobs_reach_aws_their_roles_and_prometheus(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     rendered = renderer.render(request_for(chart, files=["values/network-policy-eks.yaml"]))
     (policy,) = [each["spec"] for each in rendered.manifests if each.kind == "NetworkPolicy"]

@@ -11,7 +11,7 @@ from bireme.check.kubeconform import kubeconform
 from bireme.check.objects import object_findings
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.render.cases import CASES, HELMS, KUBERNETES, OTHER_CASES, ROOT, WORKLOADS, Case, Matrix
 
@@ -40,7 +40,7 @@ def test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix: Mat
 
 
 @pytest.mark.whole
-def test_so_does_each_other_type(renderer: Renderer, request_for: Request, toolbox: Toolbox) -> None:
+def test_so_does_each_other_type(renderer: Renderer, request_for: RequestFor, toolbox: Toolbox) -> None:
     others = Matrix(renderer, request_for, OTHER_CASES)
     for case in OTHER_CASES:
         test_both_helms_render_the_same_with_unique_keys_and_valid_names(others, case)
@@ -65,7 +65,7 @@ def test_a_misspelled_field_is_not_valid_kubernetes(toolbox: Toolbox) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
-def test_renders_the_same_bytes_twice(renderer: Renderer, request_for: Request, case: Case) -> None:
+def test_renders_the_same_bytes_twice(renderer: Renderer, request_for: RequestFor, case: Case) -> None:
     request = request_for(case.chart, files=[f"charts/{case.chart}/ci/{case.ci}"])
     assert renderer.text(request) == renderer.text(request)
 

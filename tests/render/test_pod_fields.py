@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.support.rendered import container_of, environment_of, the
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
 IMAGE = {"mpi-training": {"image": {"repository": "team/train", "tag": "1"}}}
 
 
-def rendered(renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any]) -> Render:
+def rendered(renderer: Renderer, request_for: RequestFor, chart: str, values: dict[str, Any]) -> Render:
     return renderer.render(request_for(chart, values=IMAGE.get(chart, {}) | values))
 
 
@@ -30,7 +30,9 @@ def job_of(chart: str, found: Render) -> Any:
 
 
 @pytest.mark.parametrize("chart", JOBS)
-def test_the_fields_reach_the_pod_and_the_job(renderer: Renderer, request_for: Request, chart: str) -> None:
+def test_the_fields_reach_the_pod_and_the_job(
+    renderer: Renderer, request_for: RequestFor, chart: str
+) -> None:
     values: dict[str, Any] = {
         "launch": {"workingDir": "/workspace"},
         "pod": {
@@ -71,7 +73,7 @@ PORT = {"name": "debug", "containerPort": 5678}
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_host_namespaces_and_dns_reach_all_pods_of_the_job(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     found = rendered(renderer, request_for, chart, FIELDS)
     jobs = [each.thaw() for each in found.manifests if each.kind == "Job" and not each.is_hook]
@@ -83,7 +85,7 @@ def test_host_namespaces_and_dns_reach_all_pods_of_the_job(
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_the_training_container_has_ports_and_environment_of_others(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     values = {"pod": {"envFrom": ENVIRONMENT, "ports": [PORT]}}
     plain = job_of(chart, rendered(renderer, request_for, chart, {}))["spec"]["template"]["spec"]
@@ -95,7 +97,7 @@ def test_the_training_container_has_ports_and_environment_of_others(
 
 
 def test_a_pserver_beside_its_trainer_has_not_the_trainers_ports(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     values = {"paddle": {"topology": "collocated"}, "pod": {"ports": [PORT], "envFrom": ENVIRONMENT}}
     found = rendered(renderer, request_for, "paddle", values)
@@ -106,7 +108,7 @@ def test_a_pserver_beside_its_trainer_has_not_the_trainers_ports(
 
 
 def test_the_launcher_of_an_mpijob_has_a_place_and_variables_of_its_own(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     affinity: dict[str, Any] = {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
@@ -140,7 +142,7 @@ def test_the_launcher_of_an_mpijob_has_a_place_and_variables_of_its_own(
 
 
 def test_the_launcher_of_an_mpijob_differs_from_its_workers_where_it_says_so(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     node_name = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     order: dict[str, Any] = {"name": "order", "emptyDir": {}}
@@ -200,7 +202,7 @@ def test_the_launcher_of_an_mpijob_differs_from_its_workers_where_it_says_so(
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_nodes_of_another_cloud_are_selected_by_their_type_and_give_infiniband(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     volume = {"name": "ib", "hostPath": {"path": "/dev/infiniband"}}
     values: dict[str, Any] = {
@@ -218,7 +220,7 @@ def test_nodes_of_another_cloud_are_selected_by_their_type_and_give_infiniband(
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
-def test_a_gang_waits_in_a_queue_of_volcano(renderer: Renderer, request_for: Request, chart: str) -> None:
+def test_a_gang_waits_in_a_queue_of_volcano(renderer: Renderer, request_for: RequestFor, chart: str) -> None:
     values: dict[str, Any] = {"workers": 2, "placement": {"gang": "volcano", "queue": "research"}}
     if chart == "torch-elastic":
         values["elastic"] = {"minWorkers": 2}
@@ -227,7 +229,7 @@ def test_a_gang_waits_in_a_queue_of_volcano(renderer: Renderer, request_for: Req
 
 
 def test_mpi_operator_makes_the_group_of_an_mpijob_in_its_queue(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     values = {"mpi": {"orchestrator": "MPIJob"}, "placement": {"queue": "research"}}
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
@@ -236,7 +238,7 @@ def test_mpi_operator_makes_the_group_of_an_mpijob_in_its_queue(
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_an_image_that_moves_is_pulled_for_each_pod(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     image = {"repository": "team/train", "tag": "latest", "pullPolicy": "Always"}
     found = rendered(renderer, request_for, chart, {"image": image})
@@ -250,7 +252,7 @@ GPUS = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_workers_claim_devices_by_templates_of_the_chart(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     found = rendered(renderer, request_for, chart, {"pod": {"resourceClaimTemplates": {"gpu": GPUS}}})
     template = the(found, "ResourceClaimTemplate").thaw()
@@ -266,7 +268,7 @@ def test_workers_claim_devices_by_templates_of_the_chart(
 
 
 def test_other_devices_are_another_template_because_one_cannot_change(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     four = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}]}
     names = {
@@ -283,7 +285,7 @@ def test_other_devices_are_another_template_because_one_cannot_change(
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_the_images_user_has_its_home_and_the_usual_rights(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     values = IMAGE.get(chart, {})
     request = request_for(chart, files=["values/image-user.yaml"], values=values)
@@ -307,7 +309,7 @@ def test_the_images_user_has_its_home_and_the_usual_rights(
     ],
 )
 def test_a_user_without_a_home_gets_one(
-    renderer: Renderer, request_for: Request, chart: str, values: dict[str, Any], home: str | None
+    renderer: Renderer, request_for: RequestFor, chart: str, values: dict[str, Any], home: str | None
 ) -> None:
     pod = job_of(chart, rendered(renderer, request_for, chart, values))["spec"]["template"]["spec"]
     assert environment_of(container_of(pod, "trainer")).get("HOME") == home
@@ -324,7 +326,7 @@ def as_the_kubelet_expands(variables: list[dict[str, Any]]) -> dict[str, str]:
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_variables_may_refer_to_each_other_in_any_order(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     values = {
         "env": {
@@ -351,7 +353,7 @@ def test_variables_may_refer_to_each_other_in_any_order(
     assert len(found) == len(variables)
 
 
-def test_a_native_sidecar_moves_as_it_is(renderer: Renderer, request_for: Request) -> None:
+def test_a_native_sidecar_moves_as_it_is(renderer: Renderer, request_for: RequestFor) -> None:
     values = {
         "pod": {
             "initContainers": [{"name": "plugin"}, {"name": "daemon", "restartPolicy": "Always"}],
@@ -366,7 +368,7 @@ def test_a_native_sidecar_moves_as_it_is(renderer: Renderer, request_for: Reques
 
 
 def test_containers_may_mount_what_the_chart_or_the_operator_adds(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     def mounting(*names: str) -> list[dict[str, Any]]:
         return [{"name": "wait", "volumeMounts": [{"name": each, "mountPath": f"/{each}"} for each in names]}]
@@ -385,7 +387,7 @@ def test_containers_may_mount_what_the_chart_or_the_operator_adds(
         assert len(first["volumeMounts"]) == mounts
 
 
-def test_the_launcher_of_an_mpijob_claims_no_devices(renderer: Renderer, request_for: Request) -> None:
+def test_the_launcher_of_an_mpijob_claims_no_devices(renderer: Renderer, request_for: RequestFor) -> None:
     values = {"mpi": {"orchestrator": "MPIJob"}, "pod": {"resourceClaimTemplates": {"gpu": GPUS}}}
     job = the(rendered(renderer, request_for, "mpi-training", values), "MPIJob").thaw()
     roles = {role: spec["template"]["spec"] for role, spec in job["spec"]["mpiReplicaSpecs"].items()}
@@ -395,7 +397,7 @@ def test_the_launcher_of_an_mpijob_claims_no_devices(renderer: Renderer, request
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_containers_run_before_and_beside_training(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     values: dict[str, Any] = {
         "claims": [{"claimName": "fsx", "mountPath": "/fsx"}],
@@ -422,7 +424,7 @@ def test_containers_run_before_and_beside_training(
 
 
 def test_a_claim_by_template_and_a_projected_token_are_volumes(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     template = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "200Gi"}}}}
     token = {"serviceAccountToken": {"audience": "sts.amazonaws.com", "path": "token"}}
@@ -436,7 +438,7 @@ def test_a_claim_by_template_and_a_projected_token_are_volumes(
     assert [each for each in job["spec"]["template"]["spec"]["volumes"] if each in volumes] == volumes
 
 
-def command_of(renderer: Renderer, request_for: Request, setup: str, program: list[str]) -> list[str]:
+def command_of(renderer: Renderer, request_for: RequestFor, setup: str, program: list[str]) -> list[str]:
     """The command of a worker as the kubelet starts it, with ``program`` as its entry point."""
     found = rendered(renderer, request_for, "torch-elastic", {"launch": {"setup": setup, "command": program}})
     trainer = container_of(job_of("torch-elastic", found)["spec"]["template"]["spec"], "trainer")
@@ -447,7 +449,7 @@ PRINT = ["python3", "-c", "import os, sys; print(os.environ.get('FLAVOUR'), *sys
 
 
 def test_what_setup_exports_reaches_the_program_and_its_words_stay(
-    renderer: Renderer, request_for: Request, tmp_path: Path
+    renderer: Renderer, request_for: RequestFor, tmp_path: Path
 ) -> None:
     setup = 'export FLAVOUR="$(echo sweet)"\nmkdir folder\necho $$ > folder/pid # a comment'
     done = subprocess.run(
@@ -458,7 +460,7 @@ def test_what_setup_exports_reaches_the_program_and_its_words_stay(
 
 
 def test_setup_is_bash_where_the_image_has_it_and_sh_elsewhere(
-    renderer: Renderer, request_for: Request, tmp_path: Path
+    renderer: Renderer, request_for: RequestFor, tmp_path: Path
 ) -> None:
     (tmp_path / "set_env.sh").write_text("flavours=(sour sweet)\nexport FLAVOUR=${flavours[1]}\n")
     bash = command_of(renderer, request_for, "source set_env.sh", PRINT)
@@ -470,7 +472,7 @@ def test_setup_is_bash_where_the_image_has_it_and_sh_elsewhere(
     assert (done.returncode, done.stdout, done.stderr) == (0, "sour two words *\n", "")
 
 
-def test_a_setup_that_fails_is_the_end_of_the_container(renderer: Renderer, request_for: Request) -> None:
+def test_a_setup_that_fails_is_the_end_of_the_container(renderer: Renderer, request_for: RequestFor) -> None:
     done = subprocess.run(
         command_of(renderer, request_for, "echo first; exit 3", PRINT), capture_output=True, text=True
     )
@@ -480,7 +482,7 @@ def test_a_setup_that_fails_is_the_end_of_the_container(renderer: Renderer, requ
 
 
 def test_the_program_takes_the_place_of_the_shell_and_its_signals(
-    renderer: Renderer, request_for: Request, tmp_path: Path
+    renderer: Renderer, request_for: RequestFor, tmp_path: Path
 ) -> None:
     program = ["python3", "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]
     with subprocess.Popen(
@@ -493,7 +495,7 @@ def test_the_program_takes_the_place_of_the_shell_and_its_signals(
 
 
 def test_without_setup_nothing_is_put_before_the_entry_point(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     found = rendered(renderer, request_for, "torch-elastic", {})
     trainer = container_of(job_of("torch-elastic", found)["spec"]["template"]["spec"], "trainer")
@@ -502,7 +504,7 @@ def test_without_setup_nothing_is_put_before_the_entry_point(
 
 @pytest.mark.parametrize("chart", JOBS)
 def test_argument_groups_of_several_files_add_to_each_other(
-    renderer: Renderer, request_for: Request, tmp_path: Path, chart: str
+    renderer: Renderer, request_for: RequestFor, tmp_path: Path, chart: str
 ) -> None:
     files = []
     for name, words in (("data", ["--data", "/fsx"]), ("amp", ["--amp"])):
@@ -514,7 +516,9 @@ def test_argument_groups_of_several_files_add_to_each_other(
     assert trainer["args"] == ["train.py", "--amp", "--data", "/fsx"]
 
 
-def test_running_as_root_leaves_the_number_of_workers_alone(renderer: Renderer, request_for: Request) -> None:
+def test_running_as_root_leaves_the_number_of_workers_alone(
+    renderer: Renderer, request_for: RequestFor
+) -> None:
     request = request_for("mpi-training", files=["values/mpi-as-root.yaml"], values=IMAGE["mpi-training"])
     assert job_of("mpi-training", renderer.render(request))["spec"]["completions"] == 1
 

@@ -11,7 +11,7 @@ import yaml
 from bireme.core.manifests import Manifest
 from bireme.helm import Renderer
 from bireme.plan.instances import load_instances
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.support.instance_types import TYPES, image_for
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
@@ -24,7 +24,7 @@ def objects(manifests: tuple[Manifest, ...]) -> list[Any]:
 @pytest.mark.parametrize("chart", JOBS)
 @pytest.mark.parametrize("instance", ["p4d.24xlarge", "g5.xlarge", "trn1.32xlarge"])
 def test_the_type_alone_renders_what_its_values_file_renders(
-    renderer: Renderer, request_for: Request, chart: str, instance: str
+    renderer: Renderer, request_for: RequestFor, chart: str, instance: str
 ) -> None:
     image = image_for(instance)
     by_name = renderer.render(request_for(chart, sets=[f"instance.type={instance}", *image]))
@@ -37,7 +37,7 @@ def test_the_chart_knows_every_type_of_values_instances(bireme_paths: Any) -> No
     assert sorted(file.stem for file in inside.glob("*.yaml")) == TYPES
 
 
-def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, request_for: Request) -> None:
+def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, request_for: RequestFor) -> None:
     sets = ["instance.type=p4d.24xlarge", "instance.allocatableMemoryMiB=900000", "pod.hugePages=5120Mi"]
     (job,) = [
         each
@@ -49,7 +49,7 @@ def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, req
     assert trainer["resources"]["limits"]["nvidia.com/gpu"] == "8"
 
 
-def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, request_for: Request) -> None:
+def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, request_for: RequestFor) -> None:
     instance = {
         "type": "p9.48xlarge",
         "vcpu": 192,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bireme.helm import Render, Renderer, RenderError
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.render.cases import RULES, Rule
 
 
@@ -19,7 +19,9 @@ def test_values_are_refused_with_the_sentence_of_the_table(render: Callable[...,
 
 
 @pytest.mark.whole
-def test_helm_3_refuses_all_of_it_with_the_same_sentences(renderer: Renderer, request_for: Request) -> None:
+def test_helm_3_refuses_all_of_it_with_the_same_sentences(
+    renderer: Renderer, request_for: RequestFor
+) -> None:
     found = renderer.render_many([request_for(rule.chart, helm="helm3", **rule.when) for rule in RULES])
     assert [str(each) for each in found] == [rule.says for rule in RULES]
 

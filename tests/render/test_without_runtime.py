@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bireme.helm import Render, Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.support.rendered import container_of, environment_of, the
 
 IMAGE = {"image": {"repository": "team/train", "tag": "1"}}
@@ -39,7 +39,7 @@ def run(trainer: Any, env: dict[str, str], tools: Path) -> list[str]:
 
 
 def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
-    renderer: Renderer, request_for: Request, tmp_path: Path
+    renderer: Renderer, request_for: RequestFor, tmp_path: Path
 ) -> None:
     values = {
         "elastic": {"minWorkers": 2},
@@ -63,7 +63,7 @@ def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
 
 @pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
 def test_stock_mpirun_has_the_hosts_and_the_other_pods_serve_ssh(
-    renderer: Renderer, request_for: Request, tmp_path: Path, orchestrator: str
+    renderer: Renderer, request_for: RequestFor, tmp_path: Path, orchestrator: str
 ) -> None:
     values = IMAGE | {
         "launch": {"runtime": False},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bireme.helm import Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.render.workers import NONE, ROWS, kept, rendered
 from tests.support.instance_types import EACH_TYPE, TWELVE
 
@@ -15,14 +15,14 @@ OWN = {"processes", "preflight"}
 
 @EACH_TYPE
 def test_a_worker_gets_what_the_table_says(
-    renderer: Renderer, request_for: Request, types: tuple[str, ...]
+    renderer: Renderer, request_for: RequestFor, types: tuple[str, ...]
 ) -> None:
     found = rendered(renderer, request_for, "torch-elastic", types)
     assert found == {name: kept()[name] for name in types}, "make golden, and read the diff of workers.csv"
 
 
 def test_a_worker_without_a_type_and_one_of_hyperpod_get_what_the_table_says(
-    renderer: Renderer, request_for: Request
+    renderer: Renderer, request_for: RequestFor
 ) -> None:
     types = (NONE, "ml.p5.48xlarge")
     assert rendered(renderer, request_for, "torch-elastic", types) == {name: kept()[name] for name in types}
@@ -34,7 +34,7 @@ def test_the_table_has_a_row_for_each_type() -> None:
 
 @pytest.mark.parametrize("chart", ["mpi-training", "paddle"])
 def test_workers_of_the_other_job_charts_get_the_same(
-    renderer: Renderer, request_for: Request, chart: str
+    renderer: Renderer, request_for: RequestFor, chart: str
 ) -> None:
     def shared(row: dict[str, str]) -> dict[str, str]:
         return {key: value for key, value in row.items() if key not in OWN}

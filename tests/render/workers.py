@@ -9,7 +9,7 @@ from typing import Any
 
 from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
-from bireme.testing.pytest_plugin import Request
+from bireme.testing.charts import RequestFor
 from tests.support.instance_types import TYPES, image_for
 from tests.support.rendered import container_of, environment_of
 
@@ -32,7 +32,7 @@ def kept() -> dict[str, Row]:
         return {row["type"]: row for row in csv.DictReader(file)}
 
 
-def rendered(renderer: Renderer, request_for: Request, chart: str, types: Sequence[str]) -> dict[str, Row]:
+def rendered(renderer: Renderer, request_for: RequestFor, chart: str, types: Sequence[str]) -> dict[str, Row]:
     """What workers of ``chart`` get on ``types``."""
     sets = [[] if name == NONE else [f"instance.type={name}", *image_for(name)] for name in types]
     requests = [request_for(chart, sets=[*OF_A_CHART[chart], *each]) for each in sets]
@@ -44,7 +44,7 @@ def rendered(renderer: Renderer, request_for: Request, chart: str, types: Sequen
     return found
 
 
-def write(renderer: Renderer, request_for: Request) -> None:
+def write(renderer: Renderer, request_for: RequestFor) -> None:
     """Write the table anew."""
     rows = list(rendered(renderer, request_for, "torch-elastic", ROWS).values())
     with FILE.open("w", newline="", encoding="utf-8") as file:

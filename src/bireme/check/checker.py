@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bireme.check.coverage import Coverage, coverage, value_findings
+from bireme.check.coverage import Coverage, Runs, value_findings
 from bireme.check.files import file_findings, looks_up, values_files
 from bireme.check.kubeconform import kubeconform
 from bireme.check.objects import object_findings, repeated, sources_of
@@ -96,8 +96,10 @@ class Checker:
             if renders:
                 found[chart] += value_findings(chart, renders)
         findings = [finding for chart in charts for finding in found[chart]]
-        covered = [(case.chart, each) for case, each in again.items()]
-        return Checked(findings, coverage(charts, covered) if covered else None)
+        runs = Runs()
+        for case, each in again.items():
+            runs.add(case.chart, each.arms)
+        return Checked(findings, runs.of(charts) if again else None)
 
     def _cases(self, chart: Path) -> Iterator[_Case]:
         if read_file(chart / "Chart.yaml").get("type") == "library":

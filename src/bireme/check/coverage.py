@@ -100,30 +100,36 @@ class Coverage:
         return "\n".join([*told, ""])
 
 
-def coverage(charts: Sequence[Path], renders: Iterable[tuple[Path, Covered]]) -> Coverage:
-    """What ``renders`` ran of ``charts``, by file.
+class Runs:
+    """The arms of templates, each with its runs in all renders that were added."""
 
-    A library counts where it is one of the charts: what others ran of it is added up.
-    """
-    runs: dict[Path, list[Arm]] = {}
-    for chart, covered in renders:
-        by_file: dict[str, list[Arm]] = defaultdict(list)
-        for arm in covered.arms:
-            by_file[arm.file].append(arm)
-        for name, arms in by_file.items():
-            file = (chart / name).resolve()
-            before = runs.get(file, [replace(arm, runs=0) for arm in arms])
+    def __init__(self) -> None:
+        self.files: dict[Path, list[Arm]] = {}
+
+    def add(self, chart: Path, arms: Iterable[Arm]) -> None:
+        """Count what one render of ``chart`` ran."""
+        for name, group in groupby(sorted(arms, key=lambda arm: arm.file), key=lambda arm: arm.file):
+            file, found = (chart / name).resolve(), list(group)
             # All renders of a file number its arms alike.
-            runs[file] = [
-                replace(arm, runs=arm.runs + one.runs) for arm, one in zip(arms, before, strict=True)
+            before = self.files.get(file) or [replace(arm, runs=0) for arm in found]
+            self.files[file] = [
+                replace(arm, runs=arm.runs + one.runs) for arm, one in zip(found, before, strict=True)
             ]
-    found = []
-    for file, arms in sorted(runs.items()):
-        for chart in charts:
-            if file.is_relative_to(chart.resolve() / "templates"):
-                named = str(chart / file.relative_to(chart.resolve()))
-                found.append(FileCoverage(named, tuple(arms)))
-    return Coverage(tuple(found))
+
+    def of(self, charts: Iterable[Path]) -> Coverage:
+        """What ran of ``charts``, by file.
+
+        A library counts where it is one of the charts: what others ran of it is added up.
+        """
+        folders = {chart: chart.resolve() for chart in charts}
+        return Coverage(
+            tuple(
+                FileCoverage(str(chart / file.relative_to(folder)), tuple(arms))
+                for file, arms in sorted(self.files.items())
+                for chart, folder in folders.items()
+                if file.is_relative_to(folder / "templates")
+            )
+        )
 
 
 def value_findings(chart: Path, renders: Sequence[Covered]) -> Iterator[Finding]:

@@ -84,6 +84,14 @@ class Render:
     request: RenderRequest
     manifests: tuple[Manifest, ...]
 
+    def object(self, identity: str) -> Manifest:
+        """The object of that kind and name, as in ``Deployment/web``. Raises BiremeError for none."""
+        for each in self.manifests:
+            if each.identity == identity:
+                return each
+        made = ", ".join(each.identity for each in self.manifests)
+        raise BiremeError(f"the chart makes no {identity}, only: {made}")
+
 
 @dataclass(frozen=True)
 class Arm:

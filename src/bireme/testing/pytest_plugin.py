@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,7 @@ from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.helm import Render, Renderer, RenderRequest, SetFlags
-from bireme.helm import values as value_files
+from bireme.helm import Render, Renderer, RenderRequest
 from bireme.live import observe
 from bireme.live.deploy import Deployer
 from bireme.live.observe import Difference
@@ -33,9 +34,13 @@ from bireme.live.release import Releases
 from bireme.plan.changes import Changes
 from bireme.plan.instances import Instance, load_instances
 from bireme.plan.topology import Plan, expand
+from bireme.testing import charts
+from bireme.testing.chart_coverage import ChartCoverage, NotingRenderer
+from bireme.testing.charts import Chart, RequestFor, Snapshot
 from bireme.testing.session_cluster import SharedCluster, cluster_type, session_cluster, shares_cluster
 from bireme.tools import Toolbox
 
+_COVERAGE = "bireme-chart-coverage"
 MARKERS = {
     "embedded": "runs on a control plane without containers (the embedded tier)",
     "kind": "runs real containers and needs a container engine (the kind tier)",
@@ -53,6 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--bireme-nodes", help=meaning)
     meaning = "with -n: all workers use one cluster, and their tests must not get in each other's way"
     group.addoption("--bireme-share-cluster", action="store_true", help=meaning)
+    group.addoption("--update", action="store_true", help="write the snapshots that tests check")
+    group.addoption("--chart-cov", action="store_true", help="tell what tests run of templates of charts")
+    meaning = "with --chart-cov: fail below this percentage of branches"
+    group.addoption("--chart-cov-fail-under", type=float, default=0, metavar="N", help=meaning)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if shares_cluster(config):
         config.pluginmanager.register(SharedCluster(), "bireme-shared-cluster")
+    if config.getoption("chart_cov"):
+        config.pluginmanager.register(ChartCoverage(config.getoption("chart_cov_fail_under")), _COVERAGE)
 
 
 @pytest.fixture(scope="session")
@@ -82,54 +93,37 @@ def instances(bireme_paths: Paths) -> Mapping[str, Instance]:
 
 
 @pytest.fixture(scope="session")
-def renderer(toolbox: Toolbox, bireme_paths: Paths) -> Renderer:
+def renderer(toolbox: Toolbox, bireme_paths: Paths, pytestconfig: pytest.Config) -> Renderer:
     """Charts rendered by the pinned Helm, once per content."""
-    return Renderer(toolbox, bireme_paths)
+    coverage = pytestconfig.pluginmanager.get_plugin(_COVERAGE)
+    return NotingRenderer(toolbox, bireme_paths, coverage) if coverage else Renderer(toolbox, bireme_paths)
 
 
-@dataclass(frozen=True)
-class Request:
-    """Makes a RenderRequest from what tests name: chart, instance type, workload, values."""
+@pytest.fixture
+def chart(request: pytest.FixtureRequest, chart_path: str, renderer: Renderer) -> Chart:
+    """The chart in whose folder the test is, or that of --chart-path: ``chart.render({"replicas": 3})``."""
+    for folder in [Path(chart_path)] if chart_path else request.path.parents:
+        if (folder / "Chart.yaml").is_file():
+            return Chart(folder, renderer)
+    raise BiremeError(f"{chart_path or request.path} is in no chart: name one with --chart-path")
 
-    paths: Paths
-    root: Path
 
-    def __call__(
-        self,
-        chart: str | Path,
-        *,
-        instance: str | None = None,
-        workload: str | None = None,
-        files: Sequence[str | Path] = (),
-        values: Mapping[str, Any] | None = None,
-        sets: Sequence[str] = (),
-        **options: Any,
-    ) -> RenderRequest:
-        """A request for ``chart``: a name in charts/, or a folder as seen from pytest's root directory.
-
-        ``instance`` and ``workload`` are names in values/; ``files`` follow them, then ``values`` (a mapping)
-        and ``sets`` (as for --set). ``options`` are those of RenderRequest: release, namespace, helm, …
-        """
-        layers = [self.paths.values / "instances" / f"{instance}.yaml"] if instance else []
-        layers += [self.paths.values / "workloads" / f"{workload}.yaml"] if workload else []
-        layers += [self.root / file for file in files]
-        merged = value_files.merge(value_files.load(layers), values or {})
-        return RenderRequest(self.chart(chart), merged, settings=SetFlags(sets), **options)
-
-    def chart(self, chart: str | Path) -> Path:
-        """The folder of ``chart``."""
-        known = self.paths.charts / chart
-        return known if (known / "Chart.yaml").is_file() else self.root / chart
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Snapshot:
+    """The objects that the test expects: ``snapshot.check(chart.render())``. --update writes them."""
+    name = re.sub(r"[^\w.-]+", "-", request.node.name)
+    file = request.path.parent / "snapshots" / request.path.stem / f"{name}.yaml"
+    return Snapshot(file, request.config.getoption("update"))
 
 
 @pytest.fixture(scope="session")
-def request_for(bireme_paths: Paths, pytestconfig: pytest.Config) -> Request:
+def request_for(bireme_paths: Paths, pytestconfig: pytest.Config) -> RequestFor:
     """Makes RenderRequests from chart, instance, workload, files, values and sets."""
-    return Request(bireme_paths, pytestconfig.rootpath)
+    return partial(charts.request_for, bireme_paths, pytestconfig.rootpath)
 
 
 @pytest.fixture(scope="session")
-def render(renderer: Renderer, request_for: Request) -> Callable[..., Render]:
+def render(renderer: Renderer, request_for: RequestFor) -> Callable[..., Render]:
     """``render("torch-elastic", instance="p4d.24xlarge", sets=["workers=3"])``: the frozen manifests."""
     return lambda chart, **options: renderer.render(request_for(chart, **options))
 
@@ -150,11 +144,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = getattr(item, "fixturenames", [])
         if "kube_config" in names and cluster_type(item.config) != "existing":
-            names.insert(0, "cluster")
+            names.insert(0, "bireme_cluster")
 
 
 @pytest.fixture(scope="session")
-def cluster(
+def bireme_cluster(
     pytestconfig: pytest.Config, bireme_paths: Paths, toolbox: Toolbox, instances: Mapping[str, Instance]
 ) -> Iterator[Cluster]:
     """The cluster of --cluster-type: embedded (default) or kind, for the session only; or existing."""
@@ -166,7 +160,7 @@ def cluster(
 class InstalledRelease:
     """A release that a test installed. The fixture makes its namespace and removes it."""
 
-    request_for: Request
+    request_for: RequestFor
     toolbox: Toolbox
     renderer: Renderer
     instances: Mapping[str, Instance]
@@ -191,13 +185,13 @@ class InstalledRelease:
             pytest.fail("\n".join(each.sentence for each in outcome.differences))
         return self
 
-    def upgrade(self, **options: Any) -> InstalledRelease:
-        """Upgrade to other values: the same arguments as the ``release`` fixture takes."""
-        return self.install(self.chart, self.name, self.namespace, **options)
+    def upgrade(self, values: Mapping[str, Any] | None = None, **options: Any) -> InstalledRelease:
+        """Upgrade to other values: the same arguments as ``cluster.install`` takes."""
+        return self.install(self.chart, self.name, self.namespace, values=values, **options)
 
-    def changes(self, **options: Any) -> Changes:
+    def changes(self, values: Mapping[str, Any] | None = None, **options: Any) -> Changes:
         """What an upgrade to these values will do."""
-        request = self._request(options)
+        request = self._request({**options, "values": values})
         return self._deployer(request.helm).changes(request)
 
     def uninstall(self) -> None:
@@ -260,31 +254,46 @@ class InstalledRelease:
 ReleaseFactory = Callable[..., InstalledRelease]
 
 
+@dataclass(frozen=True)
+class ClusterUnderTest(Cluster):
+    """A cluster that a test installs charts on."""
+
+    _release: ReleaseFactory
+
+    def install(
+        self, chart: Chart, values: Mapping[str, Any] | None = None, **options: Any
+    ) -> InstalledRelease:
+        """Install ``chart`` until the test ends, and wait until it is as planned.
+
+        ``options`` are name, expect_differences, timeout, files, sets and helm.
+        """
+        return self._release(chart.path, values=values, **options)
+
+
 @pytest.fixture(scope="module")
-def test_namespace(random_namespace: Any, cluster: Cluster) -> Iterator[str]:
+def test_namespace(random_namespace: Any, bireme_cluster: Cluster) -> Iterator[str]:
     """A namespace for the module alone, made and removed by pytest-helm-charts."""
     name: str = random_namespace.name
     yield name
     # Kubernetes looks again only after 8 to 15 s at a deleted namespace that still has some of these.
+    api = bireme_cluster.api
     slow = [f"/api/v1/namespaces/{name}/{plural}" for plural in ("pods", "persistentvolumeclaims")]
     for path in slow:
-        cluster.api.delete(path)
+        api.delete(path)
     with contextlib.suppress(BiremeError):
-        until(
-            lambda: not any(cluster.api.get(path)["items"] for path in slow), 30, "pods and claims to be gone"
-        )
+        until(lambda: not any(api.get(path)["items"] for path in slow), 30, "pods and claims to be gone")
 
 
 @pytest.fixture(scope="session")
 def new_release(
-    cluster: Cluster,
-    request_for: Request,
+    bireme_cluster: Cluster,
+    request_for: RequestFor,
     toolbox: Toolbox,
     renderer: Renderer,
     instances: Mapping[str, Instance],
 ) -> Callable[[], InstalledRelease]:
     """``new_release().install(chart, name, namespace)``: for fixtures that outlive a test."""
-    return lambda: InstalledRelease(request_for, toolbox, renderer, instances, cluster)
+    return lambda: InstalledRelease(request_for, toolbox, renderer, instances, bireme_cluster)
 
 
 @pytest.fixture
@@ -303,3 +312,10 @@ def release(new_release: Callable[[], InstalledRelease], test_namespace: str) ->
     for one in installed:
         if one.exists():
             one.uninstall()
+
+
+@pytest.fixture
+def cluster(bireme_cluster: Cluster, release: ReleaseFactory) -> ClusterUnderTest:
+    """The cluster of --cluster-type, by default embedded: ``cluster.install(chart, {"replicas": 3})``."""
+    own = bireme_cluster
+    return ClusterUnderTest(own.name, own.provider, own.kubeconfig, own.context, release)
