@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from bireme.check.checker import Checker, find_charts
+from bireme.check.helm_unittest import unittests
 from bireme.check.upgrades import Upgrades
 from bireme.cli.options import App, cli, fail_on_option, output_option, pass_app, report, target_options
 from bireme.clusters.base import Cluster
@@ -36,6 +37,7 @@ _CHARTS = ("Chart.yaml", "*/Chart.yaml")
 @click.option(
     "--install", "installs", is_flag=True, help="Also install on an API server, with each values file"
 )
+@click.option("--import-unittest", "suites", is_flag=True, help="Also run their suites of helm-unittest")
 @click.option(
     "--coverage",
     "lcov",
@@ -62,6 +64,7 @@ def check(
     charts: tuple[Path, ...],
     earlier: tuple[str, ...],
     installs: bool,
+    suites: bool,
     lcov: Path | None,
     branches: float | None,
     baseline: Path | None,
@@ -99,6 +102,10 @@ def check(
     if covered and branches and 100 * covered.branches < branches:
         few = f"{covered.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
         findings.append(Finding("coverage", few, "add ci/*-values.yaml files for what did not run"))
+    if suites:
+        ran, failed = unittests(chosen, app.toolbox)
+        findings += failed
+        note(app.err, f"{ran} tests of helm-unittest ran, {len(failed)} failed")
     upgrades = []
     if earlier or installs:
         with _cluster(app, target) as cluster, step(app.err, f"Installing {len(chosen)} charts"):
