@@ -154,6 +154,8 @@ OURS = [
     ("torch-elastic", "external-etcd"),
     ("torch-elastic", "full"),
     ("mpi-training", "mpijob"),
+    ("mpi-training", "elastic"),
+    ("paddle", "collective"),
 ]
 
 
@@ -173,6 +175,7 @@ def test_what_our_charts_render_is_adopted_with_an_equal_plan(
     [job] = [each for each in rendered if each.kind in ("Job", "MPIJob") and not each.is_hook]
     [document] = jobs(tmp_path, yaml.safe_dump(job.thaw()))
     adopted = adopter.adopt(document)
+    assert adopted.chart == chart
     assert unnamed(document, adopted) == []
     plans = [each for each in adopted.outcomes if each.field in ("pods", "ranks", "bounds", "processes")]
     assert [each for each in plans if each.outcome != EQUAL] == []

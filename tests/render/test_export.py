@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from bireme.adopt.export import KINDS, export
-from bireme.adopt.jobs import EQUAL, Adopter
+from bireme.adopt.export import Exported, export
+from bireme.adopt.jobs import EQUAL, Adopted, Adopter
 from bireme.audit.documents import read
 from bireme.audit.rules import Auditor
 from bireme.cli import cli
@@ -41,7 +41,7 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["TrainJob", "JobSet", "PyTorchJob", "Job"])
 def test_the_plan_stays_and_what_is_lost_is_named(
     kind: str,
     renderer: Renderer,
@@ -64,28 +64,74 @@ def test_the_plan_stays_and_what_is_lost_is_named(
         assert f"{HOSTS[kind]}:29400" in text
     assert "value: trainer" in text
     assert "team-a" in str(found.objects[-1]["metadata"]["labels"])
+    adopter = Adopter(renderer, bireme_paths.charts, instances, {"instance": VALUES["instance"]})
+    adopted = adopted_again(found, adopter, tmp_path)
+    assert (adopted.values["workers"], adopted.values["args"]) == (3, VALUES["args"])
 
-    file = tmp_path / "job.yaml"
-    file.write_text(text)
+
+def adopted_again(found: Exported, adopter: Adopter, folder: Path) -> Adopted:
+    """The exported job, adopted with an equal plan. `bireme audit` finds no error in it."""
+    file = folder / "job.yaml"
+    file.write_text(yaml.safe_dump_all(found.objects))
     documents, passed_over = read([str(file)], {})
     assert passed_over == []
-    assert [str(each) for each in Auditor(instances).audit(documents) if each.severity == "error"] == []
-    adopted = Adopter(renderer, bireme_paths.charts, instances, {"instance": VALUES["instance"]}).adopt(
-        documents[-1]
-    )
-    assert (adopted.values["workers"], adopted.values["args"]) == (3, VALUES["args"])
+    auditor = Auditor(adopter.instances)
+    assert [str(each) for each in auditor.audit(documents) if each.severity == "error"] == []
+    adopted = adopter.adopt(documents[-1], documents)
     plans = [each for each in adopted.outcomes if each.field in ("pods", "ranks", "bounds", "processes")]
+    assert plans
     assert [each for each in plans if each.outcome != EQUAL] == []
+    return adopted
+
+
+OTHERS = [
+    ("mpi-training", "elastic", "Job", ["elastic.maxWorkers", "workers"]),
+    ("mpi-training", "mpijob", "Job", ["mpi.launcher.nodeSelector"]),
+    ("mpi-training", "mpijob", "MPIJob", []),
+    ("mpi-training", "keras-digits", "MPIJob", ["launcher"]),
+    ("paddle", "dynamic", "Job", []),
+    ("paddle", "paddle-tutorial", "Job", []),
+]
+
+
+@pytest.mark.parametrize(("chart", "name", "kind", "lost"), OTHERS)
+def test_jobs_of_other_charts_keep_their_plan_and_come_back(
+    chart: str,
+    name: str,
+    kind: str,
+    lost: list[str],
+    renderer: Renderer,
+    request_for: RequestFor,
+    instances: Mapping[str, Instance],
+    bireme_paths: Paths,
+    tmp_path: Path,
+) -> None:
+    is_workload = (bireme_paths.values / f"workloads/{name}.yaml").exists()
+    file = f"charts/{chart}/ci/{name}-values.yaml"
+    request = request_for(chart, workload=name if is_workload else None, files=[] if is_workload else [file])
+    found = export(renderer, request, kind, instances)
+    # After what every job of the chart loses.
+    always = {"ranks", "recovery", "stopping", "release"}
+    assert [path for each in found.lost if (path := each.partition(":")[0]) not in always] == lost
+    assert not [each for each in found.lost if "of the chart" in each]
+    # The pods of paddle need their runtime, which the manifests have.
+    mounted = [each["metadata"]["name"] for each in found.objects if each["kind"] == "ConfigMap"]
+    assert any("runtime" in each for each in mounted) == (chart == "paddle")
+    assert (
+        adopted_again(found, Adopter(renderer, bireme_paths.charts, instances, {}), tmp_path).chart == chart
+    )
 
 
 def test_what_stock_torchrun_cannot_run_is_refused(
     renderer: Renderer, request_for: RequestFor, instances: Mapping[str, Instance]
 ) -> None:
     values = {"launch": {"launcher": "accelerate"}, "args": ["train.py"]}
-    with pytest.raises(BiremeError, match=r"stock torchrun .* launch.launcher"):
+    with pytest.raises(BiremeError, match=r"without our runtime .* launch.launcher"):
         export(renderer, request_for("torch-elastic", values=values), "Job", instances)
-    with pytest.raises(BiremeError, match="takes the chart torch-elastic"):
-        export(renderer, request_for("paddle"), "Job", instances)
+    with pytest.raises(BiremeError, match="the chart paddle is exported as Job, not as JobSet"):
+        export(renderer, request_for("paddle"), "JobSet", instances)
+    with pytest.raises(BiremeError, match="the chart etcd has no job to export"):
+        export(renderer, request_for("etcd"), "Job", instances)
 
 
 def exported(*arguments: str) -> Result:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bireme.adopt.jobs import accepted
+from bireme.adopt.jobs import WORKERS, accepted
 from bireme.adopt.parts import leaves
-from bireme.adopt.pods import at
+from bireme.adopt.pods import at, put
 from bireme.core.errors import BiremeError
 from bireme.core.labels import COMPONENT_LABEL
 from bireme.core.manifests import Manifest
@@ -24,9 +25,6 @@ from bireme.plan.workloads.model import WorkloadPlan
 
 Object = dict[str, Any]
 
-_CHART = "torch-elastic"
-# An exported job is run by stock torchrun with its own rendezvous.
-_ALWAYS = {"launch.runtime": False, "rendezvous.backend": "c10d", "etcd.enabled": False}
 # Only our runtime does these. An exported job loses them.
 _WITHOUT: Mapping[str, Any] = {
     "rendezvous": {"join": "now", "order": "slot"},
@@ -43,6 +41,12 @@ _LOST = (
     "recovery: nothing watches steps and losses, tries nodes before training, or leaves one out",
     "monitoring: workers tell neither Prometheus nor `bireme status` of their steps",
 )
+_LOST_OF_MPI = (
+    "ranks: nothing tries where mpirun starts them before the program runs",
+    "recovery: nothing watches the workers' connections, so mpirun may hang or end with 0 when one is lost",
+    "stopping: ranks of a worker that is drained have no time to save",
+)
+_LOST_OF_PADDLE = ("release: the runtime stays as a ConfigMap, and neither helm nor bireme changes the job",)
 _FIXED = "workers: their number is fixed once the job is there"
 # The operator of PyTorchJobs sets these from the elastic policy.
 _POLICY = {"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_NNODES", "PET_NPROC_PER_NODE"}
@@ -56,66 +60,87 @@ class Exported(Plain):
     lost: Sequence[str]
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How jobs of a chart are exported.
+
+    Each of its ``kinds`` makes objects of the job, and says what is lost. Values are ``always`` these, by
+    their paths, and those that only our runtime can do are ``without`` it.
+    """
+
+    kinds: Mapping[str, Callable[[Object], tuple[list[Object], Sequence[str]]]]
+    lost: Sequence[str]
+    always: Mapping[str, Any] = field(default_factory=dict)
+    without: Mapping[str, Any] = field(default_factory=dict)
+    has_runtime: bool = False
+
+
 def export(
     renderer: Renderer, request: RenderRequest, kind: str, instances: Mapping[str, Instance]
 ) -> Exported:
-    """The job of ``request`` as ``kind``, one of KINDS. Raises BiremeError where torchrun cannot run it."""
-    if request.chart.name != _CHART:
-        raise BiremeError(
-            f"bireme export takes the chart {_CHART}; for mpi-training, bireme render with "
-            "--set mpi.orchestrator=MPIJob,launch.runtime=false prints what needs no Bireme"
-        )
+    """The job of ``request`` as ``kind``, one of KINDS.
+
+    Raises BiremeError for a chart that has no such way out, and for a job that only our runtime can run.
+    """
+    way = _WAYS.get(request.chart.name)
+    if way is None or kind not in way.kinds:
+        able = f"is exported as {' or '.join(way.kinds)}, not as {kind}" if way else "has no job to export"
+        raise BiremeError(f"the chart {request.chart.name} {able}")
     request = renderer.merged(request)
     planned = expand(
         request.release, request.namespace, renderer.render(request).manifests, instances
     ).workloads
     lost = [
         f"{path}: {there} is done by our runtime"
-        for each in leaves(_WITHOUT)
+        for each in leaves(way.without)
         for path in [".".join(map(str, each.place))]
         if (there := at(request.values, path)) not in (None, each.given)
     ]
-    stock = {name: {key: each} for path, each in _ALWAYS.items() for name, key in [path.split(".")]}
-    request = replace(request, values=merge(merge(dict(request.values), _WITHOUT), stock))
-    request, refused = accepted(renderer, request)
-    if any(at(request.values, path) != each for path, each in _ALWAYS.items()):
-        raise BiremeError(f"stock torchrun cannot run this job: {' '.join(refused)}")
+    values = copy.deepcopy(dict(merge(dict(request.values), way.without)))
+    always = {**way.always, **({"mpi.orchestrator": kind} if "MPIJob" in way.kinds else {})}
+    for path, value in always.items():
+        put(values, path, value)
+    request, refused = accepted(renderer, replace(request, values=values))
+    if any(at(request.values, path) != each for path, each in always.items()):
+        raise BiremeError(f"without our runtime this job cannot run: {' '.join(refused)}")
     rendered = [each for each in renderer.render(request).manifests if not each.is_hook]
-    job = next(each for each in rendered if each.kind == "Job" and _is_worker(each))
-    made, further = KINDS[kind](_plain(job))
+    job = next(each for each in rendered if each.kind in ("Job", "MPIJob") and _is_worker(each))
+    made, further = way.kinds[kind](_plain(job, way.has_runtime))
     # The controllers of the other kinds make a Service of their own.
     kept = [each for each in rendered if each is not job and (kind == "Job" or not _is_worker(each))]
-    objects = [*map(_plain, kept), *made]
+    objects = [*(_plain(each, way.has_runtime) for each in kept), *made]
     for each in map(Manifest, made):
         known = kind_of(each)
         if known and (problem := known.name_problem(each)):
             raise BiremeError(f"{each.identity}: {problem}")
     now = expand(request.release, request.namespace, map(Manifest, objects), instances).workloads
-    return Exported(objects, [*_LOST, *lost, *refused, *further, *_unequal(planned, now)])
+    return Exported(objects, [*way.lost, *lost, *refused, *further, *_unequal(planned, now)])
 
 
 def _is_worker(item: Manifest) -> bool:
-    return item.kind in ("Job", "Service") and item.labels.get(COMPONENT_LABEL) == "worker"
+    return item.kind in ("Job", "MPIJob", "Service") and item.labels.get(COMPONENT_LABEL) in WORKERS
 
 
 def _unequal(planned: Sequence[WorkloadPlan], now: Sequence[WorkloadPlan]) -> Iterator[str]:
     """How the pods that train differ from the chart's, but for their names and for kinds without a plan."""
     ours, theirs = (
-        [each for each in workloads if each.role == "worker" and each.is_known]
-        for workloads in (planned, now)
+        [each for each in workloads if each.role in WORKERS and each.is_known] for workloads in (planned, now)
     )
     for one, other in zip(ours, theirs, strict=False):
         own, made = ((each.min_replicas, each.max_replicas) for each in (one, other))
         if own != made:
             yield f"workers: {made[0]} to {made[1]} are planned, not {own[0]} to {own[1]}"
-        pods = (each.pods[: each.replicas - each.spares] for each in (one, other))
-        told, there = ([(pod.rank, pod.processes, pod.resources, pod.nodes) for pod in each] for each in pods)
-        if told != there:
+        ranked = [[pod for pod in each.pods if pod.rank is not None] for each in (one, other)]
+        told, there = ([(pod.rank, pod.resources, pod.nodes) for pod in each] for each in ranked)
+        counts = [[pod.processes for pod in each if pod.processes] for each in ranked]
+        if told != there or (all(counts) and counts[0] != counts[1]):
             yield "workers: their ranks, processes, resources or nodes are not those of the chart"
+        if len(other.pods) - other.spares > len(one.pods) - one.spares:
+            yield f"launcher: {other.kind}s have a pod of their own for it, beside the workers"
 
 
-def _plain(item: Manifest) -> Object:
-    """The object without what is Helm's and ours."""
+def _plain(item: Manifest, has_runtime: bool) -> Object:
+    """The object without what is Helm's and, if it ``has_runtime`` no more, ours."""
     found: Object = item.thaw()
     metadata = found["metadata"]
     for key in ("labels", "annotations"):
@@ -130,7 +155,7 @@ def _plain(item: Manifest) -> Object:
         container["env"] = [
             each
             for each in container.get("env") or ()
-            if not each["name"].startswith("BIREME_") or each["name"] in rest
+            if has_runtime or not each["name"].startswith("BIREME_") or each["name"] in rest
         ]
     return found
 
@@ -229,10 +254,15 @@ def _pytorch_job(job: Object) -> tuple[list[Object], Sequence[str]]:
     return [{**about, "spec": made}], [said]
 
 
-KINDS: Mapping[str, Callable[[Object], tuple[list[Object], Sequence[str]]]] = {
-    "TrainJob": _train_job,
-    "JobSet": _jobset,
-    "PyTorchJob": _pytorch_job,
-    "Job": _job,
+_WAYS: Mapping[str, _Way] = {
+    "torch-elastic": _Way(
+        {"TrainJob": _train_job, "JobSet": _jobset, "PyTorchJob": _pytorch_job, "Job": _job},
+        _LOST,
+        {"launch.runtime": False, "rendezvous.backend": "c10d", "etcd.enabled": False},
+        _WITHOUT,
+    ),
+    "mpi-training": _Way({"MPIJob": _job, "Job": _job}, _LOST_OF_MPI, {"launch.runtime": False}),
+    "paddle": _Way({"Job": _job}, _LOST_OF_PADDLE, has_runtime=True),
 }
-"""What makes each kind: from the Job, its objects and what is lost with them."""
+KINDS = tuple(dict.fromkeys(kind for way in _WAYS.values() for kind in way.kinds))
+"""The kinds that a job can become."""

@@ -30,7 +30,9 @@ from bireme.schemas.problems import refusals, shortened
 
 EQUAL, BETTER, LOST = "equal", "better", "not carried over"
 _ELASTIC, _MPI, _PADDLE = "torch-elastic", "mpi-training", "paddle"
-_WORKERS, _SERVERS = ("worker", "trainer"), ("ps", "pserver")
+_SERVERS = ("ps", "pserver")
+WORKERS = ("worker", "trainer")
+"""What the charts call the pods that train."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Adopter:
         request, refused = accepted(self.renderer, request)
         rendered = self.renderer.render(request).manifests
         planned = expand(name, request.namespace, rendered, self.instances).workloads
-        ours = next(each for each in planned if each.kind in ("Job", "MPIJob") and each.role in _WORKERS)
+        ours = next(each for each in planned if each.kind in ("Job", "MPIJob") and each.role in WORKERS)
         kept = [each for each in planned if each is ours or each.role == "pserver"]
         made = [each for one in kept for each in rendered if (each.kind, each.name) == (one.kind, one.name)]
         outcomes = (*job.plans(ours), *job.outcomes(made, request.values, refused))
@@ -100,17 +102,21 @@ class _Job:
         with read_as_kubernetes(Manifest(source.content)):
             self.form = form_of(source, others)
         self.kind, self.document = source.kind, self.form.document
-        self.chart = table("charts")[self.kind]
         self.groups = pods_of(self.document)
+        told = {part.key: part.value for each in self.groups for part in parts_of(each.template)}
+        ours = [chart for name, chart in table("ours").items() if f"container.env.{name}" in told]
+        self.chart = [*ours, table("charts")[self.kind]][0]
+        if told.get("container.env.TRAINING_ROLE") == "PSERVER":
+            raise BiremeError("its pods are pservers: they come with the job of the trainers")
         launchers = [each for each in self.groups if each.role == "Launcher"]
         self.servers = [
             each for each in self.groups if each.role.lower() in _SERVERS and self.chart == _PADDLE
         ]
         training = [each for each in self.groups if each not in (*launchers, *self.servers)]
-        if not training or (self.chart == _MPI and not launchers):
+        if not training or (self.kind == "MPIJob" and not launchers):
             raise BiremeError("it has no pods that train, or no launcher")
         self.main = max(training, key=lambda each: accelerators_of(parts_of(each.template)))
-        self.leader = launchers[0] if self.chart == _MPI else self.main
+        self.leader = [*launchers, self.main][0]
         self.program = self._program()
         if (
             self.chart != _MPI
@@ -163,7 +169,8 @@ class _Job:
             is_mpirun = program.launcher == "mpirun"
             put(values, "args" if is_mpirun else "launch.command", words)
             put(values, "mpi.mpirunArgs", options)
-            put(values, "mpi.launcher", side_values("launcher", self.leader.template, pods, defaults))
+            if self.leader is not self.main:
+                put(values, "mpi.launcher", side_values("launcher", self.leader.template, pods, defaults))
         elif self.chart == _PADDLE:
             command = {"command": [*program.words]} if program.launcher == "node" else {}
             values |= {"args": [] if command or self.is_check else [*program.words]}
@@ -174,12 +181,13 @@ class _Job:
             for each in self.servers:
                 put(values, "paddle.pservers", side_values("pservers", each.template, pods, defaults))
         else:
-            bounds = self.theirs if self.theirs and self.theirs.replicas == self.workers else None
-            low, high = (bounds.min_replicas, bounds.max_replicas) if bounds else (self.workers, self.workers)
             values |= {"args": [*program.options, *program.words], "launch": {"setup": program.setup}}
-            values["elastic"] = {"minWorkers": max(low, 1), "maxWorkers": max(high, 1)}
             if program.launcher not in ("torchrun", "python"):
                 values["launch"]["launcher"] = program.launcher
+        bounds = self.theirs if self.theirs and self.theirs.replicas == self.workers else None
+        low, high = (bounds.min_replicas, bounds.max_replicas) if bounds else (self.workers, self.workers)
+        if self.chart == _ELASTIC or (self.chart == _MPI and low < high):
+            values["elastic"] = {"minWorkers": max(low, 1), "maxWorkers": max(high, 1)}
         for part in self.around:
             carry(values, row_of(part.key, kind), part)
         least, _, most = program.owned.get("nnodes", "").partition(":")
@@ -315,6 +323,9 @@ def accepted(renderer: Renderer, request: RenderRequest) -> tuple[RenderRequest,
 def _taken_out(values: Values, sentence: str) -> bool:
     """Take out of ``values`` what ``sentence`` refuses, if it is one thing that a job can do without."""
     path, _, said = sentence.replace("`", "").partition(":")
+    words = {*re.split(r"[\s;,:]+", said)}
+    # Charts speak of variables from elsewhere as of env.
+    path = "pod.extraEnv" if path == "env" and not words & {*within(values, "env")} else path
     *way, last = re.findall(r"[^.\[\]]+", path.split(" ")[0]) or [""]
     holder: Any = values
     for key in way:
@@ -323,8 +334,8 @@ def _taken_out(values: Values, sentence: str) -> bool:
     there = holder.get(last) if isinstance(holder, dict) else None
     if there in (None, {}, []) or path.startswith(("workers", "args", "image")):
         return False
-    words = {*re.split(r"[\s;,:]+", said)}
-    if sentence.startswith("`") or not isinstance(there, dict | list):
+    is_whole = path.startswith("mpi.launcher.") and isinstance(there, dict) and not words & {*there}
+    if is_whole or sentence.startswith("`") or not isinstance(there, dict | list):
         del holder[last]
     elif isinstance(there, list):
         holder[last] = [each for each in there if not words & {*map(str, within({"": each}, "").values())}]

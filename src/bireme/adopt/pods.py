@@ -38,7 +38,8 @@ def carry(values: Values, row: Row | None, part: Part) -> None:
     """Put what ``part`` gives where ``row`` says."""
     if row is None or not row.value:
         return
-    path, given, there = row.value, part.given, at(values, row.value)
+    is_plain = row.how == "set" and part.key.startswith("container.env.")
+    path, given, there = row.value, part.value if is_plain else part.given, at(values, row.value)
     match row.how:
         case "env" if within(given).get("valueFrom"):
             path, given = "pod.extraEnv", [*(at(values, "pod.extraEnv") or []), given]

@@ -40,6 +40,8 @@ def program_of(words: Sequence[str], variables: Collection[str]) -> Program:
     whole = Program("node" if words else "", words)
     if words[3:] and _STOCK in words[2]:
         return _launched([words[3], "-m", "torch.distributed.run", *words[4:]]) or whole
+    if words[3:4] == ["mpirun.sh"]:
+        return _launched(words[4:]) or Program("node", words[4:])
     if not words or not _SHELL.fullmatch(words[0]):
         return _launched(words) or whole
     if len(words) != 3 or not re.fullmatch(r"-\w*c", words[1]):
@@ -79,13 +81,16 @@ def program_of(words: Sequence[str], variables: Collection[str]) -> Program:
 
 def _launched(words: Sequence[str]) -> Program | None:
     """The launcher that ``words`` begin with and what it runs; None where they begin with none."""
-    name, at = words[0].rpartition("/")[2] if words else "", 1
+    name, at, module = words[0].rpartition("/")[2] if words else "", 1, ""
     launcher = table("launchers").get(name)
     if re.fullmatch(r"python[0-9.]*", name):
         at += words[1:2] == ["-u"]
         module = words[at + 1] if words[at : at + 1] == ["-m"] and len(words) > at + 1 else ""
         launcher = table("launchers").get(module, "python" if words[at : at + 1] != ["-c"] else None)
         at += 2 if module in table("launchers") else 0
+    if module.startswith("bireme_runtime.") and "--" in words:
+        at = words.index("--")
+        launcher = "node" if "--as-is" in words[:at] else launcher
     at += (launcher == "accelerate") + (words[at : at + 1] == ["--"])
     if launcher is None or at >= len(words):
         return None

@@ -290,8 +290,8 @@ def adopt(
 def export(app: App, /, kind: str, reuses: bool, target: Target, output: str, **options: Any) -> None:
     """Print the job of CHART as plain manifests.
 
-    They need neither Helm nor Bireme. Stock torchrun starts the job, and what is lost with the runtime is
-    listed on stderr. With --reuse-values it is the job of RELEASE, which is there.
+    They need neither Helm nor Bireme. Stock torchrun or mpirun starts the job, and what is lost with the
+    runtime is listed on stderr. With --reuse-values it is the job of RELEASE, which is there.
 
     \b
     Example: bireme export torch-elastic imagenet -f p4d.24xlarge --as JobSet > job.yaml
