@@ -170,6 +170,8 @@ def shard(model: GPT) -> GPT:
     for part in (*model.blocks, model):
         name = "set_gradient_divide_factor"
         getattr(part, name if hasattr(part, name) else "set_reduce_scatter_divide_factor")(1.0)
+        # Newer torch would multiply in the collective, which gloo cannot do either.
+        getattr(part, "set_force_sum_reduction_for_comms", bool)(True)
     return model
 
 

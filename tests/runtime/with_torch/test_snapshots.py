@@ -50,7 +50,8 @@ def kept(job: Make, prefix: str) -> Iterator[Callable[..., Kept]]:
 
     def make(script: str = "kept.py", nodes: str = "3:3", **env: str) -> Kept:
         made.append(Path(f"/dev/shm/bireme-{os.getpid()}-{len(made)}"))
-        return Kept(job(PET_NNODES=nodes), made[-1], script, **env)
+        run = job(PET_NNODES=nodes, PET_RDZV_ID=f"run-{len(made)}")
+        return Kept(run, made[-1], script, **env)
 
     yield make
     for each in made:
