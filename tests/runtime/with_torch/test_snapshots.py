@@ -8,10 +8,13 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bireme_runtime.process.children import descendants
 
 pytestmark = pytest.mark.whole
 
@@ -33,9 +36,10 @@ class Kept:
 
     def kill_pod(self, name: str) -> None:
         """All its processes and its memory."""
-        shutil.rmtree(self._memory / name, ignore_errors=True)
         worker = self.job.workers[name]
-        worker.send_signal(signal.SIGKILL)
+        for pid in (worker.pid, *descendants(worker.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         worker.wait()
         shutil.rmtree(self._memory / name, ignore_errors=True)
 
