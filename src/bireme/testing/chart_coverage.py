@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from bireme.check.coverage import Coverage, Runs
+from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.helm import Arm, Render, Renderer, RenderRequest
+from bireme.helm import Arm, Renderer, RenderError, RenderRequest
 from bireme.tools import Toolbox
 
 _SENT = "bireme_chart_coverage"
@@ -26,12 +28,14 @@ class ChartCoverage:
     def __init__(self, least: float) -> None:
         self._least = least
         self._runs = Runs()
+        self._lock = threading.Lock()
         self._charts: set[str] = set()
 
     def note(self, chart: Path, arms: tuple[Arm, ...]) -> None:
         """Count what one render of ``chart`` ran."""
-        self._charts.add(os.path.relpath(chart))
-        self._runs.add(chart, arms)
+        with self._lock:
+            self._charts.add(os.path.relpath(chart))
+            self._runs.add(chart, arms)
 
     @property
     def _coverage(self) -> Coverage:
@@ -47,11 +51,8 @@ class ChartCoverage:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Send what ran from a worker, or fail the session."""
         if hasattr(session.config, "workeroutput"):
-            arms = [
-                astuple(replace(arm, file=str(file)))
-                for file, found in self._runs.files.items()
-                for arm in found
-            ]
+            files = self._runs.files.items()
+            arms = [astuple(replace(arm, file=str(file))) for file, them in files for arm in them]
             session.config.workeroutput[_SENT] = (sorted(self._charts), arms)
         elif self._coverage.branches * 100 < self._least and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -64,14 +65,13 @@ class ChartCoverage:
 
 
 class NotingRenderer(Renderer):
-    """Tells a ChartCoverage what each render runs."""
+    """Tells a ChartCoverage what each render runs, also one that the chart refuses."""
 
     def __init__(self, toolbox: Toolbox, paths: Paths, coverage: ChartCoverage) -> None:
         super().__init__(toolbox, paths)
         self._coverage = coverage
 
-    def render(self, request: RenderRequest) -> Render:
-        """As of a Renderer, also where the chart refuses it."""
+    def _result(self, request: RenderRequest) -> tuple[Manifest, ...] | RenderError:
         if covered := self.covered(request):
             self._coverage.note(request.chart, covered.arms)
-        return super().render(request)
+        return super()._result(request)

@@ -41,11 +41,6 @@ from bireme.testing.session_cluster import SharedCluster, cluster_type, session_
 from bireme.tools import Toolbox
 
 _COVERAGE = "bireme-chart-coverage"
-MARKERS = {
-    "embedded": "runs on a control plane without containers (the embedded tier)",
-    "kind": "runs real containers and needs a container engine (the kind tier)",
-    "slow": "takes more than half a minute, because Kubernetes' own timeouts do",
-}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,9 +60,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The markers of the tiers, and the cluster that workers share."""
-    for name, meaning in MARKERS.items():
-        config.addinivalue_line("markers", f"{name}: {meaning}")
+    """The cluster that workers share, and what tests run of charts."""
     if shares_cluster(config):
         config.pluginmanager.register(SharedCluster(), "bireme-shared-cluster")
     if config.getoption("chart_cov"):
