@@ -15,7 +15,7 @@ from bireme.tools import Toolbox
 from tests.support.tiers import core
 
 # Kinds that other projects define; the cluster has MPIJobs where charts/mpijob is installed.
-FOREIGN = {"Certificate", "ServiceMonitor", "MPIJob"}
+FOREIGN = {"Certificate", "MPIJob", "PodGroup", "PodMonitor", "PrometheusRule", "ServiceMonitor"}
 RELEASE = "dry-run"
 ROOT = Path(__file__).parents[2]
 Kubectl = Callable[..., "subprocess.CompletedProcess[str]"]

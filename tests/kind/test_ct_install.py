@@ -38,10 +38,14 @@ NOT_HERE: Mapping[str, Mapping[str, str]] = {
         "secured-values.yaml": "it restores a snapshot, which has to be taken first",
         "v2-values.yaml": "its etcd 3.5 is not an image of these tests",
     },
+    "paddle": {
+        "data-values.yaml": "its claim is of a storage class of EFS",
+    },
     "mpi-training": {
         "elastic-values.yaml": "its image is the one with Horovod (test_horovod_elastic)",
     },
     "torch-elastic": {
+        "autoscaled-values.yaml": "kind clusters have no Volcano and no Prometheus Operator",
         "external-etcd-values.yaml": "its etcd is one that exists elsewhere",
         "full-values.yaml": "it asks for p4d.24xlarge",
     },
