@@ -58,14 +58,14 @@ def test_the_pod_that_failed_first_is_named_and_those_that_lost_it_come_after(
     assert cause.kind == kind
     assert cause.sentence.startswith("job-2 on node-2 ended first, ")
     assert sentence in cause.sentence
-    assert cause.evidence == ("after it ended job-0, job-1, job-3",)
+    assert cause.evidence == ("with it ended job-0, job-1, job-3",)
     assert cause.remedy
 
 
 def test_the_line_of_a_bug_is_told() -> None:
     cause = crash([ended(2, 5, 1, TRACEBACK + "KeyError: 'weight'")])
     assert cause is not None
-    assert cause.line == "KeyError at train.py:12"
+    assert cause.line == "train.py:12"
 
 
 def test_pods_that_run_or_succeeded_have_not_crashed() -> None:

@@ -78,6 +78,7 @@ def crash(pods: Iterable[ObservedPod]) -> Cause | None:
     how = first.ousted or f"exit code {first.exit_code}" + (f": {words}" if words else "")
     after = [each.name for each in ended if each is not first]
     more = f" and {len(after) - _NAMED} more" if len(after) > _NAMED else ""
-    evidence = (f"after it ended {', '.join(after[:_NAMED])}{more}",) if after else ()
+    evidence = (f"with it ended {', '.join(after[:_NAMED])}{more}",) if after else ()
     where = f" on {first.node}" if first.node else ""
-    return Cause(kind, f"{first.name}{where} ended first, {how}", (), bool(first.ended), evidence, bug)
+    line = bug.rpartition(" at ")[2]
+    return Cause(kind, f"{first.name}{where} ended first, {how}", (), bool(first.ended), evidence, line)
