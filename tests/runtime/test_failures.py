@@ -16,6 +16,7 @@ import pytest
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.agent.observer import Said
 from bireme_runtime.elastic.monitor import failures
+from bireme_runtime.elastic.monitor.last_words import bug_of
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.output import Copier
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
@@ -378,7 +379,7 @@ def crash(said: str, line: int = 12) -> str:
 
 def test_a_bug_that_ends_two_rounds_on_two_nodes_ends_the_run_at_once() -> None:
     def met(round: int, node: str, said: str) -> failures.Failure:
-        return replace(failure(round, node), bug=failures.bug_of(crash(said)))
+        return replace(failure(round, node), bug=bug_of(crash(said)))
 
     found = [met(1, "a", "KeyError: 'weight'"), met(2, "b", "KeyError: 'weight'")]
     assert failures.repeated_bug(found) == "KeyError at train.py:12"
@@ -409,7 +410,7 @@ def test_a_bug_that_ends_two_rounds_on_two_nodes_ends_the_run_at_once() -> None:
     ],
 )
 def test_what_may_pass_is_no_bug(said: str) -> None:
-    assert failures.bug_of(crash(said)) == ""
+    assert bug_of(crash(said)) == ""
 
 
 def test_rounds_in_which_all_have_lost_a_peer_blame_no_node() -> None:

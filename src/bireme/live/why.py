@@ -10,7 +10,8 @@ from typing import Any
 
 from bireme.core.errors import BiremeError
 from bireme.live.pods import ObservedPod
-from bireme_runtime.elastic.monitor import failures, hang
+from bireme_runtime.elastic.monitor import hang
+from bireme_runtime.elastic.monitor.last_words import bug_of, lost_a_peer
 from bireme_runtime.elastic.monitor.why import Cause, RankState
 
 _FILE_BYTES = 256 << 20
@@ -67,11 +68,11 @@ def told(answers: Mapping[str, Mapping[str, Any] | None]) -> tuple[list[RankStat
 def crash(pods: Iterable[ObservedPod]) -> Cause | None:
     """Why pods ended: the first that failed by itself, and who ended after it. None where none has failed."""
     ended = sorted((each for each in pods if each.exit_code or each.ousted), key=lambda each: each.ended)
-    first = next((each for each in ended if not failures.lost_a_peer(each.last_words)), None)
+    first = next((each for each in ended if not lost_a_peer(each.last_words)), None)
     if first is None:
         return None
     said = f"{first.reason}\nexit code {first.exit_code}\n{first.last_words}"
-    bug = failures.bug_of(first.last_words)
+    bug = bug_of(first.last_words)
     found = (kind for kind, pattern in _ENDS if pattern.search(said))
     kind = "evicted" if first.ousted else next(found, "exception" if bug else "ended")
     words = first.last_words.rpartition("\n")[2] or first.reason

@@ -16,6 +16,7 @@ from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.agent import launchers, report
 from bireme_runtime.elastic.monitor import failures, hang, history, why
+from bireme_runtime.elastic.monitor.last_words import bug_of
 from bireme_runtime.elastic.monitor.status import Starts
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
@@ -220,7 +221,7 @@ class Observer:
             elif failure.world > 1:
                 failure = replace(failure, node=failures.UNKNOWN)
         elif not failure.outside:
-            failure = replace(failure, bug=failures.bug_of(failure.words))
+            failure = replace(failure, bug=bug_of(failure.words))
         self._say(failure.sentence)
         self.starts.because(self._cause if self._hang else "failure")
         self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
