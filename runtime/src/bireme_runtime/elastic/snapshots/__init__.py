@@ -159,6 +159,8 @@ class Rank:
                     say(f"nobody has made copies of step {before.step}: the keeper of this worker is silent")
                     break
                 time.sleep(0.002)
+        # In a world of another size it was another rank's, which this one saves no more.
+        self._before.clear()
         self._waited += time.monotonic() - since
 
 
