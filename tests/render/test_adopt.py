@@ -26,6 +26,8 @@ from bireme.testing.charts import RequestFor
 
 HERE = Path(__file__).parent
 CASES: Mapping[str, Any] = yaml.safe_load((HERE / "adopt.yaml").read_text())
+# Kinds whose fields are listed with those of a job.
+FURTHER = ("TrainingRuntime", "AppWrapper")
 BASES: Mapping[str, Any] = yaml.safe_load((HERE.parent / "unit/audit/bases.yaml").read_text())
 
 
@@ -74,7 +76,7 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
     case = CASES[name]
     there = objects(tmp_path, case["manifest"])
     [document] = [each for each in there if each.kind in table("charts")]
-    runtimes = [each for each in there if each.kind == "TrainingRuntime"]
+    further = [each for each in (*there, document.around) if each and each.kind in FURTHER]
     adopted = Adopter(renderer, bireme_paths.charts, instances, case.get("given", {})).adopt(document, there)
     assert adopted.chart == case["chart"]
     assert list(differing(adopted.values, case["values"])) == []
@@ -87,13 +89,30 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
     lost = [each for each in adopted.outcomes if each.outcome == LOST]
     assert [each for each in lost if not each.field.endswith(tuple(case.get("lost", {})))] == []
     assert unnamed(document, adopted) == []
-    assert [each for one in runtimes for each in unnamed(one, adopted, f"{one.kind}/{one.name}: ")] == []
+    assert [each for one in further for each in unnamed(one, adopted, f"{one.kind}/{one.name}: ")] == []
 
 
-def test_a_job_of_which_only_its_operator_knows_the_pods_is_refused(adopter: Adopter, tmp_path: Path) -> None:
-    text = CASES["the-first-mpijob"]["manifest"].replace("gpusPerNode: 8", "")
-    with pytest.raises(BiremeError, match=r"say it as spec\.gpusPerNode"):
-        adopter.adopt(jobs(tmp_path, text)[0])
+REFUSED = [
+    ("the-first-mpijob", "gpusPerNode: 8", "", r"say it as spec\.gpusPerNode"),
+    ("python-in-a-pytorchjob", "command: [python3, -u", "args: [-u", "names no command"),
+    ("volcano-with-parameter-servers", "[python, server.py]", "[mpirun, server.py]", "starts other pods"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "says"), REFUSED)
+def test_what_only_an_operator_or_an_image_knows_is_refused(
+    name: str,
+    old: str,
+    new: str,
+    says: str,
+    renderer: Renderer,
+    bireme_paths: Paths,
+    instances: Mapping[str, Instance],
+    tmp_path: Path,
+) -> None:
+    [document] = jobs(tmp_path, CASES[name]["manifest"].replace(old, new))
+    with pytest.raises(BiremeError, match=says):
+        Adopter(renderer, bireme_paths.charts, instances, {}).adopt(document)
 
 
 # --- the programs ---

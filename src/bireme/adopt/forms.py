@@ -107,10 +107,23 @@ class _Made:
 
 
 def form_of(document: Document, others: Sequence[Document] = ()) -> Form:
-    """The form of a job, with the runtime that it names if ``others`` have it.
+    """The form of a job, with the runtime that it names if ``others`` have it, and labels of its AppWrapper.
 
     Raises BiremeError for a job of which only the settings of its operator say how many pods it has.
     """
+    form = _form_of(document, others)
+    if document.around is None:
+        return form
+    sources, moves = [*form.sources, document.around], dict(form.moves)
+    content = copy.deepcopy({**form.document.content, "metadata": within(form.document.content, "metadata")})
+    labels = content["metadata"].setdefault("labels", {})
+    for key, each in within(document.around.content, "metadata", "labels").items():
+        moves.setdefault(("metadata", "labels", key), (len(form.sources), ("metadata", "labels", key)))
+        labels.setdefault(key, each)
+    return Form(replace(form.document, content=content), sources, moves)
+
+
+def _form_of(document: Document, others: Sequence[Document]) -> Form:
     if document.kind == "TrainJob":
         return _train_job(document, others)
     spec, form = within(document.content, "spec"), table("forms").get(document.kind)

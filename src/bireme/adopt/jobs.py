@@ -31,6 +31,7 @@ from bireme.schemas.problems import refusals, shortened
 EQUAL, BETTER, LOST = "equal", "better", "not carried over"
 _ELASTIC, _MPI, _PADDLE = "torch-elastic", "mpi-training", "paddle"
 _SERVERS = ("ps", "pserver")
+_COMMAND = ("container.command", "container.args")
 WORKERS = ("worker", "trainer")
 """What the charts call the pods that train."""
 
@@ -77,7 +78,10 @@ class Adopter:
         values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
         request = RenderRequest(self.charts / job.chart, merge(values, dict(self.given)), name)
         if not at(request.values, "image.repository"):
-            raise BiremeError("its image is not told: fill it in with --env-file, or by --set image.…")
+            raise BiremeError(
+                "its image is not told: give the runtime of a TrainJob too, fill it in with --env-file, "
+                "or say it by --set image.…"
+            )
         if not (request.values.get("args") or at(request.values, "launch.command") or job.is_check):
             raise BiremeError(
                 "it names no command: give the one that its image runs, as --set args={train.py}"
@@ -103,7 +107,8 @@ class _Job:
             self.form = form_of(source, others)
         self.kind, self.document = source.kind, self.form.document
         self.groups = pods_of(self.document)
-        told = {part.key: part.value for each in self.groups for part in parts_of(each.template)}
+        parts = [part for each in self.groups for part in parts_of(each.template)]
+        told = {part.key: part.value for part in parts}
         ours = [chart for name, chart in table("ours").items() if f"container.env.{name}" in told]
         self.chart = [*ours, table("charts")[self.kind]][0]
         if told.get("container.env.TRAINING_ROLE") == "PSERVER":
@@ -118,14 +123,10 @@ class _Job:
         self.main = max(training, key=lambda each: accelerators_of(parts_of(each.template)))
         self.leader = [*launchers, self.main][0]
         self.program = self._program()
-        if (
-            self.chart != _MPI
-            and re.search("mpirun|mpiexec", " ".join(self.program.words))
-            and len(self.groups) > 1
-        ):
+        started = " ".join(str(part.value) for part in parts if part.key in _COMMAND)
+        if self.chart != _MPI and len(self.groups) > 1 and re.search("mpirun|mpiexec", started):
             raise BiremeError("its mpirun starts other pods: docs/coming-from.md says how to move it")
-        started = " ".join([self.program.launcher, *self.program.words])
-        if self.kind == "StatefulSet" and "torchrun" not in started:
+        if self.kind == "StatefulSet" and self.program.launcher != "torchrun" and "torchrun" not in started:
             raise BiremeError("it starts no training: apply it as before")
         counts = [each.count for each in training if _sort(each) == _sort(self.main)]
         if None in counts:
@@ -141,7 +142,10 @@ class _Job:
     def _program(self) -> Program:
         parts, known = parts_of(self.leader.template), table("variables").get(self.kind, {})
         given = {part.key: part.given for part in parts}
-        words = [str(each) for key in ("command", "args") for each in given.get(f"container.{key}") or ()]
+        words = [str(each) for key in _COMMAND for each in given.get(key) or ()]
+        if words and words[0].startswith("-"):
+            # The options of a program that only the image knows, or the operator.
+            words = [table("programs")[self.kind], *words] if self.kind in table("programs") else []
         program = program_of(words, [key.removeprefix("container.env.") for key in given])
         if self.chart == _MPI:
             return program if program.launcher == "mpirun" and not program.setup else Program("node", words)
@@ -282,10 +286,11 @@ class _Job:
 
     def _found(self, part: Part, ours: Sequence[Part], pods: Pods) -> Any:
         """What our pods say of the same thing."""
-        if part.key in ("container.command", "container.args"):
+        if part.key in _COMMAND:
             given = {each.key: each.given for each in ours}
-            words = [each for key in ("command", "args") for each in given.get(f"container.{key}") or ()]
-            is_there = words[len(words) - len(self.program.words) :] == [*self.program.words]
+            words = [str(each) for key in _COMMAND for each in given.get(key) or ()]
+            theirs = [*map(str, self.program.words or part.value or ())]
+            is_there = words[len(words) - len(theirs) :] == theirs
             is_there = (is_there or self.is_check) and _sort(pods) == _sort(self.leader)
             return part.value if is_there or (pods is not self.leader and self.chart == _MPI) else None
         keys = [part.key, part.key.replace("spec.containers.", "spec.initContainers.")]

@@ -56,7 +56,7 @@ def parts_of(template: Mapping[str, Any]) -> list[Part]:
     volumes = {each.get("name"): each for each in mappings(within(template, "spec").get("volumes"))}
 
     def walk(value: Any, place: Place, key: str) -> Iterator[Part]:
-        key = "container" if place == main else key
+        key = "container" if place == main else f"{key}Name" if key == "spec.serviceAccount" else key
         if value and isinstance(value, Mapping) and _MAPPINGS.fullmatch(key):
             for name, each in value.items():
                 yield from walk(each, (*place, name), f"{key}.{name}".lstrip("."))

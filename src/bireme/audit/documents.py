@@ -29,12 +29,16 @@ _NOT_OURS = ("RayJob", "RayCluster", "RayService")
 
 @dataclass(frozen=True)
 class Document:
-    """One object of a file, at ``prefix`` in a list of objects. ``folder`` holds what belongs together."""
+    """One object of a file, at ``prefix`` in a list of objects, with the AppWrapper ``around`` it.
+
+    ``folder`` holds what belongs together.
+    """
 
     file: str
     content: Mapping[str, Any]
     node: yaml.Node
     prefix: Place = ()
+    around: Document | None = None
 
     @property
     def folder(self) -> str:
@@ -145,7 +149,9 @@ def _text(name: str) -> str:
     return text
 
 
-def _objects(file: str, node: yaml.Node, value: Any, prefix: Place = ()) -> Iterator[Document]:
+def _objects(
+    file: str, node: yaml.Node, value: Any, prefix: Place = (), around: Document | None = None
+) -> Iterator[Document]:
     """The objects in one document: those of a List and of an AppWrapper too."""
     content = within(value)
     if not content.get("kind") or not content.get("apiVersion"):
@@ -156,7 +162,11 @@ def _objects(file: str, node: yaml.Node, value: Any, prefix: Place = ()) -> Iter
     for at, each in enumerate(mappings(within(content, "spec").get("components"))):
         inner.append((("spec", "components", at, "template"), within(each, "template")))
     if content["kind"] not in ("List", "AppWrapper"):
-        yield Document(file, content, node, prefix)
+        yield Document(file, content, node, prefix, around)
         return
+    if content["kind"] == "AppWrapper":
+        spec = within(content, "spec")
+        rest = [{**each, "template": {}} for each in mappings(spec.get("components"))]
+        around = Document(file, {**content, "spec": {**spec, "components": rest}}, node, prefix)
     for place, each in inner:
-        yield from _objects(file, node, each, (*prefix, *place))
+        yield from _objects(file, node, each, (*prefix, *place), around)
