@@ -44,7 +44,7 @@ IMAGES = {
     "mpi-training": {"mpi", "python", "etcd"},
     "mpijob": {"python", "mpi-operator"},
     "paddle": {"python", "paddle", "etcd"},
-    "torch-elastic": {"python", "pytorch", "tensorflow", "etcd"},
+    "torch-elastic": {"python", "pytorch", "tensorflow", "etcd", "git"},
 }
 
 
