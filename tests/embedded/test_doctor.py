@@ -233,15 +233,10 @@ def test_what_daemonsets_take_of_the_nodes_is_not_there_for_workers(
     assert sentence.endswith("a pod asks for 46 cpu, a whole node has 45810m")
 
 
-def test_network_policies_that_nothing_holds_pods_to(
-    cluster: EmbeddedCluster, namespace: str, before: Before
-) -> None:
-    sets = ["networkPolicy.enabled=true"]
-    (sentence,) = before("etcd", sets=sets)
-    assert sentence.startswith("Nothing that is known here holds pods to NetworkPolicies")
-    assert before("etcd") == []
+def test_network_policies_that_nothing_holds_pods_to(cluster: EmbeddedCluster, before: Before) -> None:
+    sentence = "Nothing that is known here holds pods to NetworkPolicies, so any pod reaches the job's"
     # As EKS's add-on makes it, first with its default and then with enableNetworkPolicy.
-    path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets"
+    path = "/apis/apps/v1/namespaces/kube-system/daemonsets"
     labels = {"k8s-app": "aws-node"}
     for option, found in (("false", [sentence]), ("true", [])):
         agent = {"name": "aws-eks-nodeagent", "image": "a", "args": [f"--enable-network-policy={option}"]}
@@ -251,7 +246,8 @@ def test_network_policies_that_nothing_holds_pods_to(
             "template": {"metadata": {"labels": labels}, "spec": pod},
         }
         cluster.api.create(path, {"metadata": {"name": "aws-node"}, "spec": spec})
-        assert before("etcd", sets=sets) == found
+        assert before("etcd") == found
+        assert before("etcd", sets=["networkPolicy.enabled=false"]) == []
         cluster.api.delete(f"{path}/aws-node")
 
 
@@ -307,7 +303,9 @@ def test_what_may_not_be_read_is_a_sentence(
     sentences = before("torch-elastic", api=Api(own), **JOB)
     assert "You may not read nodes, so nothing is said about nodes" in sentences
     unread = {each.split(",")[0] for each in sentences if each.startswith("You may not read")}
-    assert unread == {f"You may not read {each}" for each in ("nodes", "fsx-pvc", "resourcequotas")}
+    assert unread == {
+        f"You may not read {each}" for each in ("nodes", "daemonsets", "fsx-pvc", "resourcequotas")
+    }
     refused = f"You may not create jobs in namespace {namespace}, which an install makes"
     assert refused in sentences, sentences
 

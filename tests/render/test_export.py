@@ -140,9 +140,9 @@ def exported(*arguments: str) -> Result:
 
 def test_manifests_go_to_stdout_and_losses_to_stderr() -> None:
     arguments = ("train", "--set", "workers=2,args={train.py}", "--as", "PyTorchJob")
-    result = exported(*arguments)
-    assert [each["kind"] for each in yaml.safe_load_all(result.stdout)] == ["PyTorchJob"]
+    result, kinds = exported(*arguments), ["NetworkPolicy", "PyTorchJob"]
+    assert [each["kind"] for each in yaml.safe_load_all(result.stdout)] == kinds
     assert result.stderr.startswith("lost: rendezvous: ")
     told = json.loads(exported(*arguments, "-o", "json").stdout)
-    assert [each["kind"] for each in told["objects"]] == ["PyTorchJob"]
+    assert [each["kind"] for each in told["objects"]] == kinds
     assert len(told["lost"]) == len(result.stderr.splitlines())

@@ -1,6 +1,7 @@
 {{/*
-A NetworkPolicy that lets the release work in a namespace that denies all traffic: its pods reach each other on every port
-(NCCL, MPI and parameter servers take any), and DNS; all else is closed to them unless a rule opens it.
+A NetworkPolicy by which the release's pods reach each other on every port (NCCL, MPI and parameter servers take any). Nothing
+else reaches them unless a rule opens it. With `enabled: true` they reach DNS, and nothing else unless a rule opens it: so the
+release works in a namespace that denies all traffic. `enabled: ingress` leaves open what they reach.
 Arguments: root (values networkPolicy), component, egress and ingress (lists of texts, each with rules in YAML or empty; optional).
 */}}
 {{- define "common.networkPolicy" -}}
@@ -19,13 +20,14 @@ metadata:
 spec:
   podSelector:
     {{- toYaml $release | nindent 4 }}
-  policyTypes: [Ingress, Egress]
+  policyTypes: [Ingress{{ if eq (toString $own.enabled) "true" }}, Egress{{ end }}]
   ingress:
     - from:
         {{- toYaml $within | nindent 8 }}
     {{- range append (.ingress | default list) (include "common.networkPolicy.own" (dict "rules" $own.ingress)) }}
     {{- with trim . }}{{ . | nindent 4 }}{{ end }}
     {{- end }}
+  {{- if eq (toString $own.enabled) "true" }}
   egress:
     - to:
         {{- toYaml $within | nindent 8 }}
@@ -36,7 +38,18 @@ spec:
     {{- range append (.egress | default list) (include "common.networkPolicy.own" (dict "rules" $own.egress)) }}
     {{- with trim . }}{{ . | nindent 4 }}{{ end }}
     {{- end }}
+  {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+An ingress rule in YAML: ports that some reach; empty without ports.
+Arguments: ports (list of numbers), from (list of peers; empty for everybody).
+*/}}
+{{- define "common.networkPolicy.from" -}}
+{{- $ports := list }}
+{{- range .ports }}{{ $ports = append $ports (dict "protocol" "TCP" "port" (int64 .)) }}{{ end }}
+{{- with $ports }}{{ list (merge (dict "ports" .) (ternary (dict "from" $.from) dict (not (empty $.from)))) | toYaml }}{{ end }}
 {{- end }}
 
 {{/*

@@ -206,21 +206,6 @@ The port at which the entry point tells of the run.
 {{- end }}
 
 {{/*
-The ingress rule by which Prometheus reaches that port, as a YAML list.
-*/}}
-{{- define "torch-elastic.metricsIngress" -}}
-{{- with .Values.monitoring.metrics }}
-{{- if and .podMonitor.enabled (include "torch-elastic.ports" $) -}}
-- from:
-    - namespaceSelector:
-        matchLabels: {kubernetes.io/metadata.name: {{ .podMonitor.namespace | quote }}}
-  ports:
-    - {protocol: TCP, port: {{ int64 .port }}}
-{{- end }}
-{{- end }}
-{{- end }}
-
-{{/*
 The number of workers reaches the pods as a file: a variable would change the pods whenever the job is scaled.
 */}}
 {{- define "torch-elastic.workers.mount" -}}

@@ -87,12 +87,17 @@ spec:
 {{- end }}
 
 {{/*
-What a NetworkPolicy admits to a TensorBoard that is reached from outside the cluster, in YAML; empty for nothing.
-Arguments: root.
+What a NetworkPolicy admits beside the release's own pods, in YAML: who may see how the job does, what reaches a TensorBoard
+from outside the cluster, and everybody where pods use the network of their node, whose address no selector names.
+Arguments: root, ports (list of those that tell how the job does), hostNetwork (of another pod of the job; optional).
 */}}
-{{- define "training.tensorboardIngress" -}}
-{{- $board := (required "training.tensorboardIngress needs root" .root).Values.monitoring.tensorboard }}
-{{- if and $board.enabled (ne $board.service.type "ClusterIP") }}{{ include "common.networkPolicy.open" (dict "port" 6006) }}{{ end }}
+{{- define "training.ingress" -}}
+{{- $v := (required "training.ingress needs root" .root).Values }}
+{{- include "common.networkPolicy.from" (dict "ports" .ports "from" $v.networkPolicy.observers) }}
+{{- with $v.monitoring.tensorboard }}
+{{ if and .enabled (ne .service.type "ClusterIP") }}{{ include "common.networkPolicy.open" (dict "port" 6006) }}{{ end }}
+{{- end }}
+{{ if or $v.pod.hostNetwork .hostNetwork }}- {}{{ end }}
 {{- end }}
 
 {{/*
