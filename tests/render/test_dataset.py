@@ -65,7 +65,7 @@ def test_a_proxy_and_its_authority_reach_every_step(render: Callable[..., Render
     for name in ("stage", "publish"):
         container = container_of(pod(rendered), name)
         found = {each["name"]: each.get("value") for each in container["env"]}
-        assert found["HTTPS_PROXY"] == found["HTTP_PROXY"] == "http://proxy:3128"
+        assert found["HTTPS_PROXY"] == found["http_proxy"] == "http://proxy:3128"
         assert found["NO_PROXY"].endswith(",.svc,.cluster.local,data.lan")
         assert "169.254.170.23" in found["NO_PROXY"]
         assert found["SSL_CERT_FILE"] == "/bireme/ca/ca.crt"

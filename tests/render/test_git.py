@@ -7,7 +7,7 @@ from typing import Any
 
 from bireme.helm import Render
 from tests.render.test_files import EACH_CHART, pods
-from tests.support.rendered import container_of, the
+from tests.support.rendered import container_of, environment_of, the
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GIT = {"url": "https://github.com/team/train.git", "ref": COMMIT, "path": "src/main.py"}
@@ -55,3 +55,22 @@ def test_the_image_that_clones_comes_from_the_registry_of_the_others(render: Cal
     values = {"global": {"imageRegistry": "registry.example.com"}, "launch": {"git": GIT}}
     (pod,) = pods(render("torch-elastic", values=values))
     assert container_of(pod, "git")["image"].startswith("registry.example.com/alpine/git:")
+
+
+@EACH_CHART
+def test_a_clone_trusts_the_authority_of_a_proxy_that_opens_tls(
+    render: Callable[..., Render], chart: str, own: dict[str, Any]
+) -> None:
+    """It is mounted in the container that clones, and a policy that closes egress lets it reach the proxy."""
+    git = {**GIT, "proxy": "http://proxy.lan:3128", "caBundle": "site"}
+    policy = {"networkPolicy": {"enabled": True}}
+    rendered = render(chart, values={**own, **policy, "launch": {**own.get("launch", {}), "git": git}})
+    for pod in pods(rendered):
+        clone = container_of(pod, "git")
+        found = environment_of(clone)
+        assert found["HTTPS_PROXY"] == found["http_proxy"] == "http://proxy.lan:3128"
+        (folder,) = [each["mountPath"] for each in clone["volumeMounts"] if each["name"] == "git-ca"]
+        assert found["GIT_SSL_CAINFO"] == f"{folder}/ca.crt"
+        assert {"name": "git-ca", "configMap": {"name": "site"}} in pod["volumes"]
+    rules = the(rendered, "NetworkPolicy")["spec"]["egress"]
+    assert {443, 3128} <= {port["port"] for rule in rules for port in rule.get("ports", ())}

@@ -144,3 +144,17 @@ def test_a_path_that_is_not_in_the_repository_is_named(repository: Repository, t
     done = cloned(tmp_path / "a", repository.url, "main", "main.py")
     assert done.returncode == 78
     assert f"{repository.url} at main has no main.py: set launch.git.path" in done.stderr
+
+
+def test_a_repository_that_only_a_proxy_reaches_is_cloned_through_it(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """The server of the test is the proxy: the host of the address is nowhere."""
+    url, proxy = "http://git.invalid/jobs.git", repository.url.removesuffix("/jobs.git")
+    script = bireme("render", "paddle", "--set", f"launch.git.url={url},launch.git.proxy={proxy}")
+    jobs = [each for each in yaml.safe_load_all(script.stdout) if each["kind"] == "Job"]
+    clone = jobs[0]["spec"]["template"]["spec"]["initContainers"][0]
+    env = {each["name"]: each["value"] for each in clone["env"] if "PROXY" in each["name"].upper()}
+    done = cloned(tmp_path / "a", url, "main", **env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a/train.py").read_text() == "print(1)\n"

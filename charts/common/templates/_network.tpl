@@ -1,7 +1,7 @@
 {{/*
-A NetworkPolicy by which the release's pods reach each other on every port (NCCL, MPI and parameter servers take any). Nothing
-else reaches them unless a rule opens it. With `enabled: true` they reach DNS, and nothing else unless a rule opens it: so the
-release works in a namespace that denies all traffic. `enabled: ingress` leaves open what they reach.
+A NetworkPolicy that lets the release work in a namespace that denies all traffic: its pods reach each other on every port
+(NCCL, MPI and parameter servers take any), and DNS; all else is closed to them unless a rule opens it. `enabled: ingress`
+leaves open what they reach.
 Arguments: root (values networkPolicy), component, egress and ingress (lists of texts, each with rules in YAML or empty; optional).
 */}}
 {{- define "common.networkPolicy" -}}
@@ -43,8 +43,8 @@ spec:
 {{- end }}
 
 {{/*
-An ingress rule in YAML: ports that some reach; empty without ports.
-Arguments: ports (list of numbers), from (list of peers; empty for everybody).
+An ingress rule in YAML, empty without ports.
+Arguments: ports (numbers), from (peers, empty for all).
 */}}
 {{- define "common.networkPolicy.from" -}}
 {{- $ports := list }}
@@ -109,5 +109,17 @@ Arguments: root (values s3), urls (list; empty for no traffic).
 {{- with .urls }}
 {{- include "common.networkPolicy.outside" (dict "addresses" (append . $.root.Values.s3.endpoint)) }}
 {{ include "common.networkPolicy.links" $.root }}
+{{- end }}
+{{- end }}
+
+{{/*
+The variables of a proxy, as a list of EnvVar. git knows no HTTP_PROXY.
+Arguments: url, except (further hosts, optional).
+*/}}
+{{- define "common.proxy" -}}
+{{- if .url -}}
+- {name: HTTPS_PROXY, value: {{ .url | quote }}}
+- {name: http_proxy, value: {{ .url | quote }}}
+- {name: NO_PROXY, value: {{ join "," (compact (list "localhost,127.0.0.1,169.254.169.254,169.254.170.23,.svc,.cluster.local" .except)) | quote }}}
 {{- end }}
 {{- end }}

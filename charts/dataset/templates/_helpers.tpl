@@ -34,12 +34,7 @@ The variables of every step: the settings, and those of S3.
 - {name: PYTHONPATH, value: /bireme/runtime}
 - {name: PYTHONUNBUFFERED, value: "1"}
 - {name: BIREME_DATASET, value: {{ include "dataset.settings" . | quote }}}
-{{- with .Values.proxy.url }}
-- {name: HTTPS_PROXY, value: {{ . | quote }}}
-- {name: HTTP_PROXY, value: {{ . | quote }}}
-# Pod Identity and IMDS are on the node.
-- {name: NO_PROXY, value: {{ join "," (compact (list "localhost,127.0.0.1,169.254.169.254,169.254.170.23,.svc,.cluster.local" $.Values.proxy.except)) | quote }}}
-{{- end }}
+{{ include "common.proxy" .Values.proxy }}
 {{- with .Values.caBundle.configMap }}
 - {name: SSL_CERT_FILE, value: {{ printf "/bireme/ca/%s" $.Values.caBundle.key | quote }}}
 {{- end }}

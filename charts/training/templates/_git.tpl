@@ -15,6 +15,10 @@ Arguments: root (values launch, pod, securityContext).
   workingDir: /bireme/script
   env:
     - {name: HOME, value: /tmp}
+    {{- include "common.proxy" (dict "url" .proxy) | nindent 4 }}
+    {{- if .caBundle }}
+    - {name: GIT_SSL_CAINFO, value: /bireme/ca/ca.crt}
+    {{- end }}
     {{- if .existingSecret }}
     {{- range $name, $key := dict "GIT_USERNAME" "username" "GIT_PASSWORD" "password" }}
     - name: {{ $name }}
@@ -27,6 +31,9 @@ Arguments: root (values launch, pod, securityContext).
     {{- toYaml $v.securityContext | nindent 4 }}
   volumeMounts:
     - {name: script, mountPath: /bireme/script}
+    {{- if .caBundle }}
+    - {name: git-ca, mountPath: /bireme/ca, readOnly: true}
+    {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -54,7 +61,7 @@ launch.git.url: it is https://HOST/PATH, without a name or a password; put these
 {{- if and .url (or $v.script $v.launch.files) }}
 launch.git.url: its clone is in the place of {{ ternary "script" "launch.files" (not (empty $v.script)) }}; set one of them
 {{- end }}
-{{- if and (not .url) (or .ref .existingSecret) }}
+{{- if and (not .url) (or .ref .existingSecret .proxy .caBundle) }}
 launch.git: it lacks the repository; set launch.git.url
 {{- end }}
 {{- end }}

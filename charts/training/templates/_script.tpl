@@ -54,6 +54,9 @@ Arguments: root (values launch), script (source, empty for none).
 {{- $root := required "training.scriptVolume needs root" .root }}
 {{- if $root.Values.launch.git.url }}
 - {name: script, emptyDir: {}}
+{{- with $root.Values.launch.git.caBundle }}
+- {name: git-ca, configMap: {name: {{ . | quote }}}}
+{{- end }}
 {{- else if or .script $root.Values.launch.files }}
 - name: script
   configMap:

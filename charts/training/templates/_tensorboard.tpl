@@ -87,9 +87,9 @@ spec:
 {{- end }}
 
 {{/*
-What a NetworkPolicy admits beside the release's own pods, in YAML: who may see how the job does, what reaches a TensorBoard
-from outside the cluster, and everybody where pods use the network of their node, whose address no selector names.
-Arguments: root, ports (list of those that tell how the job does), hostNetwork (of another pod of the job; optional).
+What a NetworkPolicy admits to a job, in YAML: observers, a load balancer to TensorBoard, and all where pods have the
+address of their node, which no selector names.
+Arguments: root, ports (of the observers), hostNetwork (of another pod; optional).
 */}}
 {{- define "training.ingress" -}}
 {{- $v := (required "training.ingress needs root" .root).Values }}

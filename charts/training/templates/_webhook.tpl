@@ -48,11 +48,13 @@ starts of this pod are followed by the last one of the job).
 {{- end }}
 
 {{/*
-The address that a NetworkPolicy lets pods reach: web hooks are HTTPS. Empty without a web hook.
-Arguments: root.
+The egress rule to the addresses of the values, in YAML. Web hooks are HTTPS.
+Arguments: root (values monitoring, launch), addresses.
 */}}
-{{- define "training.webhook.address" -}}
-{{- if include "training.webhook" . }}webhook:443{{ end }}
+{{- define "training.egress" -}}
+{{- $git := (required "training.egress needs root" .root).Values.launch.git }}
+{{- $hook := ternary "webhook:443" "" (not (empty (include "training.webhook" .))) }}
+{{- include "common.networkPolicy.outside" (dict "addresses" (concat .addresses (list $hook $git.url $git.proxy))) }}
 {{- end }}
 
 {{/*
