@@ -39,19 +39,17 @@ def pytest_run(paths: Paths, toolbox: Toolbox, *arguments: str, **env: str) -> s
     return finished.stdout
 
 
-def test_a_team_tests_its_own_chart_with_the_fixtures(bireme_paths: Paths, toolbox: Toolbox) -> None:
-    assert "3 passed" in pytest_run(bireme_paths, toolbox, "-q", "tests/example")
-
-
-def test_an_upgrade_of_any_chart_is_tested_as_the_document_shows(
+def test_teams_test_their_own_charts_with_the_fixtures(
     bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
 ) -> None:
+    """One team has tests/example, the other a chart of another kind and the upgrade of docs/check.md."""
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: web, version: 0.1.0}")
     (tmp_path / "values.yaml").write_text("{replicas: 1, internal: false}")
     (tmp_path / "templates/web.yaml").write_text(WEB)
     (tmp_path / "test_upgrade.py").write_text(snippets()[1])
-    assert "1 passed" in pytest_run(bireme_paths, toolbox, "-q", "--rootdir", str(tmp_path), str(tmp_path))
+    options = ["-q", "--rootdir", str(bireme_paths.root), "-c", "pyproject.toml"]
+    assert "4 passed" in pytest_run(bireme_paths, toolbox, *options, "tests/example", str(tmp_path))
 
 
 @pytest.mark.whole
