@@ -95,6 +95,7 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
 REFUSED = [
     ("the-first-mpijob", "gpusPerNode: 8", "", r"say it as spec\.gpusPerNode"),
     ("python-in-a-pytorchjob", "command: [python3, -u", "args: [-u", "names no command"),
+    ("paddlejob-of-kubeflow", "command: [python]", "command: 7", "another type"),
     ("volcano-with-parameter-servers", "[python, server.py]", "[mpirun, server.py]", "starts other pods"),
 ]
 

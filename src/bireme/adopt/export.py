@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bireme.adopt.jobs import WORKERS, accepted
 from bireme.adopt.parts import leaves
 from bireme.adopt.pods import at, put
+from bireme.adopt.tables import table
 from bireme.core.errors import BiremeError
 from bireme.core.labels import COMPONENT_LABEL
 from bireme.core.manifests import Manifest
@@ -25,28 +26,6 @@ from bireme.plan.workloads.model import WorkloadPlan
 
 Object = dict[str, Any]
 
-# Only our runtime does these. An exported job loses them.
-_WITHOUT: Mapping[str, Any] = {
-    "rendezvous": {"join": "now", "order": "slot"},
-    "elastic": {"autoscale": {"enabled": False}},
-    "recovery": {
-        "hang": {"seconds": 0, "learnt": False},
-        "warmStart": {"enabled": False},
-        "preflight": {"folder": "", "freeMiB": 0, "writeMiBps": 0},
-    },
-}
-_LOST = (
-    "rendezvous: torchrun keeps it on worker 0, so the loss of that worker ends the run of all",
-    "fence: a worker that is cut off may write checkpoints beside the one that replaces it",
-    "recovery: nothing watches steps and losses, tries nodes before training, or leaves one out",
-    "monitoring: workers tell neither Prometheus nor `bireme status` of their steps",
-)
-_LOST_OF_MPI = (
-    "ranks: nothing tries where mpirun starts them before the program runs",
-    "recovery: nothing watches the workers' connections, so mpirun may hang or end with 0 when one is lost",
-    "stopping: ranks of a worker that is drained have no time to save",
-)
-_LOST_OF_PADDLE = ("release: the runtime stays as a ConfigMap, and neither helm nor bireme changes the job",)
 _FIXED = "workers: their number is fixed once the job is there"
 # The operator of PyTorchJobs sets these from the elastic policy.
 _POLICY = {"PET_RDZV_ENDPOINT", "PET_RDZV_BACKEND", "PET_RDZV_ID", "PET_NNODES", "PET_NPROC_PER_NODE"}
@@ -60,21 +39,6 @@ class Exported(Plain):
     lost: Sequence[str]
 
 
-@dataclass(frozen=True)
-class _Way:
-    """How jobs of a chart are exported.
-
-    Each of its ``kinds`` makes objects of the job, and says what is lost. Values are ``always`` these, by
-    their paths, and those that only our runtime can do are ``without`` it.
-    """
-
-    kinds: Mapping[str, Callable[[Object], tuple[list[Object], Sequence[str]]]]
-    lost: Sequence[str]
-    always: Mapping[str, Any] = field(default_factory=dict)
-    without: Mapping[str, Any] = field(default_factory=dict)
-    has_runtime: bool = False
-
-
 def export(
     renderer: Renderer, request: RenderRequest, kind: str, instances: Mapping[str, Instance]
 ) -> Exported:
@@ -82,9 +46,9 @@ def export(
 
     Raises BiremeError for a chart that has no such way out, and for a job that only our runtime can run.
     """
-    way = _WAYS.get(request.chart.name)
-    if way is None or kind not in way.kinds:
-        able = f"is exported as {' or '.join(way.kinds)}, not as {kind}" if way else "has no job to export"
+    way = table("export").get(request.chart.name)
+    if way is None or kind not in way["kinds"]:
+        able = f"is exported as {' or '.join(way['kinds'])}, not as {kind}" if way else "has no job to export"
         raise BiremeError(f"the chart {request.chart.name} {able}")
     request = renderer.merged(request)
     planned = expand(
@@ -92,12 +56,12 @@ def export(
     ).workloads
     lost = [
         f"{path}: {there} is done by our runtime"
-        for each in leaves(way.without)
+        for each in leaves(way["without"])
         for path in [".".join(map(str, each.place))]
         if (there := at(request.values, path)) not in (None, each.given)
     ]
-    values = copy.deepcopy(dict(merge(dict(request.values), way.without)))
-    always = {**way.always, **({"mpi.orchestrator": kind} if "MPIJob" in way.kinds else {})}
+    values = copy.deepcopy(dict(merge(dict(request.values), way["without"])))
+    always = {path: kind if value == "KIND" else value for path, value in way["always"].items()}
     for path, value in always.items():
         put(values, path, value)
     request, refused = accepted(renderer, replace(request, values=values))
@@ -105,16 +69,16 @@ def export(
         raise BiremeError(f"without our runtime this job cannot run: {' '.join(refused)}")
     rendered = [each for each in renderer.render(request).manifests if not each.is_hook]
     job = next(each for each in rendered if each.kind in ("Job", "MPIJob") and _is_worker(each))
-    made, further = way.kinds[kind](_plain(job, way.has_runtime))
+    made, further = _MAKERS.get(kind, _job)(_plain(job, way["has_runtime"]))
     # The controllers of the other kinds make a Service of their own.
     kept = [each for each in rendered if each is not job and (kind == "Job" or not _is_worker(each))]
-    objects = [*(_plain(each, way.has_runtime) for each in kept), *made]
+    objects = [*(_plain(each, way["has_runtime"]) for each in kept), *made]
     for each in map(Manifest, made):
         known = kind_of(each)
         if known and (problem := known.name_problem(each)):
             raise BiremeError(f"{each.identity}: {problem}")
     now = expand(request.release, request.namespace, map(Manifest, objects), instances).workloads
-    return Exported(objects, [*way.lost, *lost, *refused, *further, *_unequal(planned, now)])
+    return Exported(objects, [*way["lost"], *lost, *refused, *further, *_unequal(planned, now)])
 
 
 def _is_worker(item: Manifest) -> bool:
@@ -254,15 +218,6 @@ def _pytorch_job(job: Object) -> tuple[list[Object], Sequence[str]]:
     return [{**about, "spec": made}], [said]
 
 
-_WAYS: Mapping[str, _Way] = {
-    "torch-elastic": _Way(
-        {"TrainJob": _train_job, "JobSet": _jobset, "PyTorchJob": _pytorch_job, "Job": _job},
-        _LOST,
-        {"launch.runtime": False, "rendezvous.backend": "c10d", "etcd.enabled": False},
-        _WITHOUT,
-    ),
-    "mpi-training": _Way({"MPIJob": _job, "Job": _job}, _LOST_OF_MPI, {"launch.runtime": False}),
-    "paddle": _Way({"Job": _job}, _LOST_OF_PADDLE, has_runtime=True),
-}
-KINDS = tuple(dict.fromkeys(kind for way in _WAYS.values() for kind in way.kinds))
+_MAKERS = {"TrainJob": _train_job, "JobSet": _jobset, "PyTorchJob": _pytorch_job}
+KINDS = tuple(dict.fromkeys(kind for way in table("export").values() for kind in way["kinds"]))
 """The kinds that a job can become."""

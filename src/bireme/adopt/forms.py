@@ -118,8 +118,9 @@ def form_of(document: Document, others: Sequence[Document] = ()) -> Form:
     content = copy.deepcopy({**form.document.content, "metadata": within(form.document.content, "metadata")})
     labels = content["metadata"].setdefault("labels", {})
     for key, each in within(document.around.content, "metadata", "labels").items():
-        moves.setdefault(("metadata", "labels", key), (len(form.sources), ("metadata", "labels", key)))
-        labels.setdefault(key, each)
+        if key not in labels:
+            moves["metadata", "labels", key] = len(form.sources), ("metadata", "labels", key)
+            labels[key] = each
     return Form(replace(form.document, content=content), sources, moves)
 
 

@@ -17,7 +17,7 @@ from bireme.adopt.tables import Row, row_of, table
 from bireme.audit.documents import Document, spelled, within
 from bireme.audit.facts import Pods, pods_of
 from bireme.core.errors import BiremeError
-from bireme.core.manifests import Manifest, read_as_kubernetes
+from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
 from bireme.helm.values import read_file
@@ -73,9 +73,13 @@ class Adopter:
 
         Raises BiremeError where a chart cannot take it, and says why.
         """
-        job, metadata = _Job(document, others, self.instances), within(document.content, "metadata")
+        metadata = within(document.content, "metadata")
         name = document.name or str(metadata.get("generateName") or "job").rstrip("-.")
-        values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
+        try:
+            job = _Job(document, others, self.instances)
+            values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise BiremeError("one of its fields has another type than Kubernetes takes") from error
         request = RenderRequest(self.charts / job.chart, merge(values, dict(self.given)), name)
         if not at(request.values, "image.repository"):
             raise BiremeError(
@@ -103,8 +107,7 @@ class _Job:
     def __init__(
         self, source: Document, others: Sequence[Document], instances: Mapping[str, Instance]
     ) -> None:
-        with read_as_kubernetes(Manifest(source.content)):
-            self.form = form_of(source, others)
+        self.form = form_of(source, others)
         self.kind, self.document = source.kind, self.form.document
         self.groups = pods_of(self.document)
         parts = [part for each in self.groups for part in parts_of(each.template)]
@@ -169,10 +172,8 @@ class _Job:
         values: Values = {"workers": self.workers, **copy.deepcopy(table("values").get(kind, {}))}
         pods = pod_values(parts_of(self.main.template), defaults, instances)
         if self.chart == _MPI:
-            words, options = [*program.words], [*program.options]
-            is_mpirun = program.launcher == "mpirun"
-            put(values, "args" if is_mpirun else "launch.command", words)
-            put(values, "mpi.mpirunArgs", options)
+            put(values, "args" if program.launcher == "mpirun" else "launch.command", [*program.words])
+            put(values, "mpi.mpirunArgs", [*program.options])
             if self.leader is not self.main:
                 put(values, "mpi.launcher", side_values("launcher", self.leader.template, pods, defaults))
         elif self.chart == _PADDLE:
@@ -195,10 +196,8 @@ class _Job:
         for part in self.around:
             carry(values, row_of(part.key, kind), part)
         least, _, most = program.owned.get("nnodes", "").partition(":")
-        told = {
-            **program.owned,
-            **({"least": least, "most": most} if most and self.chart == _ELASTIC else {}),
-        }
+        is_range = most and self.chart == _ELASTIC
+        told = {**program.owned, **({"least": least, "most": most} if is_range else {})}
         for option, path in table("torchrun").items():
             if told.get(option, "").isdigit():
                 put(values, path, int(told[option]))
