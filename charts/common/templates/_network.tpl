@@ -43,8 +43,8 @@ spec:
 {{- end }}
 
 {{/*
-An ingress rule in YAML, empty without ports.
-Arguments: ports (numbers), from (peers, empty for all).
+An ingress rule in YAML.
+Arguments: ports (list), from (peers, empty for all).
 */}}
 {{- define "common.networkPolicy.from" -}}
 {{- $ports := list }}

@@ -87,9 +87,8 @@ spec:
 {{- end }}
 
 {{/*
-What a NetworkPolicy admits to a job, in YAML: observers, a load balancer to TensorBoard, and all where pods have the
-address of their node, which no selector names.
-Arguments: root, ports (of the observers), hostNetwork (of another pod; optional).
+Ingress rules of a job, in YAML: for observers, a load balancer, and for all where pods have the address of their node.
+Arguments: root, ports (of the observers), hostNetwork (of another pod).
 */}}
 {{- define "training.ingress" -}}
 {{- $v := (required "training.ingress needs root" .root).Values }}
