@@ -130,6 +130,10 @@ images: setup ## Build the images and push them: make images REGISTRY=1234567890
 digests: setup ## Print the digests of the images as values of all charts: make digests REGISTRY=… > digests.yaml
 	@$(BIN)/python hack/images/publish.py --digests $(if $(ONLY),--only "$(ONLY)") "$(REGISTRY)"
 
+.PHONY: tags
+tags: setup ## Say which default images have newer patch releases: make tags, then make tags WRITE=1 docs golden
+	@$(BIN)/python hack/images/refresh.py $(if $(WRITE),--write)
+
 .PHONY: bench
 bench: setup ## Run the benchmarks (some minutes)
 	$(BIN)/python benchmarks/render.py
