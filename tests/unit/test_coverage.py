@@ -73,6 +73,14 @@ def test_lines_and_branches_are_those_that_a_person_counts(checker: Checker, mak
     assert str(made) == "templates: 100.0% of lines and 100.0% of branches ran"
 
 
+def test_a_range_over_a_list_that_is_written_out_is_no_branch(
+    checker: Checker, make_chart: MakeChart
+) -> None:
+    text = 'a: |\n  {{- range list "x" "y" }}\n  {{ . }}\n  {{- end }}\n'
+    made = covered(checker, make_chart("web", values={}, templates={"web.yaml": text}))
+    assert (made.lines, made.branches, missed(made)) == (1, 1, [[]])
+
+
 def test_definitions_that_nothing_includes_are_lines_that_never_ran(
     checker: Checker, make_chart: MakeChart
 ) -> None:

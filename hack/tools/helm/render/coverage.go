@@ -122,7 +122,12 @@ func (made *coverage) list(list *parse.ListNode, at parse.Pos, branch int, name 
 		case *parse.WithNode:
 			made.branch(&node.BranchNode, "with")
 		case *parse.RangeNode:
-			made.branch(&node.BranchNode, "range")
+			if isNeverEmpty(node.Pipe) {
+				made.pipe(node.Pipe)
+				made.list(node.List, node.Position(), 0, "range")
+			} else {
+				made.branch(&node.BranchNode, "range")
+			}
 			node.Pipe.Cmds = append(node.Pipe.Cmds, &parse.CommandNode{Args: []parse.Node{raw("consume")}})
 		}
 	}
@@ -138,6 +143,13 @@ func (made *coverage) branch(node *parse.BranchNode, name string) {
 		node.ElseList = &parse.ListNode{NodeType: parse.NodeList, Pos: node.Position()}
 	}
 	made.list(node.ElseList, node.Position(), number, "else")
+}
+
+// isNeverEmpty tells whether a range is over a list that is written out: it has no other arm.
+func isNeverEmpty(pipe *parse.PipeNode) bool {
+	first := pipe.Cmds[0].Args
+	name, is := first[0].(*parse.IdentifierNode)
+	return len(pipe.Cmds) == 1 && is && name.Ident == "list" && len(first) > 1
 }
 
 func (made *coverage) pipe(pipe *parse.PipeNode) {
