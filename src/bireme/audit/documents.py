@@ -23,6 +23,7 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _SET = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(.*)")
 _PLACEHOLDER = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _TEMPLATE = re.compile(r"^[ \t]*\{\{|^[^#'\"\n]*:[ \t]+\{\{|\{%", re.MULTILINE)
+_RENDER_FIRST = "it is a template: render it first, as with helm template, and audit what comes out"
 # Kinds with rules of their own, which are not here.
 _NOT_OURS = ("RayJob", "RayCluster", "RayService")
 
@@ -99,6 +100,7 @@ def read(paths: Sequence[str], variables: Mapping[str, str]) -> tuple[list[Docum
     found: list[Document] = []
     passed_over: list[Finding] = []
     for name in dict.fromkeys(file for path in paths for file in _files(path)):
+        text = ""
         try:
             text = _PLACEHOLDER.sub(lambda each: variables.get(each[1] or each[2], each[0]), _text(name))
             refuse_bombs(text, name, _MOST_BYTES)
@@ -107,7 +109,9 @@ def read(paths: Sequence[str], variables: Mapping[str, str]) -> tuple[list[Docum
             if not own or own[0].kind in _NOT_OURS:
                 raise BiremeError(f"it holds {f'a {own[0].kind}' if own else 'no Kubernetes object'}")
         except BiremeError as error:
-            sentence = f"passed over: {str(error).removeprefix(name).strip()}"
+            # Braces in a string, as in a rule of Prometheus, are YAML.
+            said = _RENDER_FIRST if _TEMPLATE.search(text) else str(error).removeprefix(name).strip()
+            sentence = f"passed over: {said}"
             passed_over.append(Finding("passed-over", sentence, "", "note", name))
     return found, passed_over
 
@@ -142,10 +146,6 @@ def _text(name: str) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BiremeError("it is not text") from error
-    if _TEMPLATE.search(text):
-        raise BiremeError(
-            "it is a template: render it first, as with helm template, and audit what comes out"
-        )
     return text
 
 
