@@ -85,12 +85,17 @@ def adopted_again(found: Exported, adopter: Adopter, folder: Path) -> Adopted:
 
 
 OTHERS = [
-    ("mpi-training", "elastic", "Job", ["elastic.maxWorkers", "workers"]),
-    ("mpi-training", "mpijob", "Job", ["mpi.launcher.nodeSelector"]),
     ("mpi-training", "mpijob", "MPIJob", []),
-    ("mpi-training", "keras-digits", "MPIJob", ["launcher"]),
     ("paddle", "dynamic", "Job", []),
-    ("paddle", "paddle-tutorial", "Job", []),
+    *(
+        pytest.param(*each, marks=pytest.mark.whole)
+        for each in (
+            ("mpi-training", "elastic", "Job", ["elastic.maxWorkers", "workers"]),
+            ("mpi-training", "mpijob", "Job", ["mpi.launcher.nodeSelector"]),
+            ("mpi-training", "keras-digits", "MPIJob", ["launcher"]),
+            ("paddle", "paddle-tutorial", "Job", []),
+        )
+    ),
 ]
 
 
