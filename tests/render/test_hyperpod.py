@@ -87,5 +87,8 @@ def test_workers_ask_for_the_vcpu_that_nodes_without_threads_have(
 def test_agents_run_on_nodes_of_hyperpod(render: Callable[..., Render], chart: str, setting: str) -> None:
     rendered = render(chart, sets=[setting])
     pod = the(rendered, "DaemonSet").thaw()["spec"]["template"]["spec"]
-    assert admits(pod, "node", {"node.kubernetes.io/instance-type": "ml.p5en.48xlarge"})
-    assert not admits(pod, "node", {"node.kubernetes.io/instance-type": "ml.m7i.2xlarge"})
+    linux, windows = ({"kubernetes.io/os": each} for each in ("linux", "windows"))
+    gpus = {"node.kubernetes.io/instance-type": "ml.p5en.48xlarge"}
+    assert admits(pod, "node", {**linux, **gpus})
+    assert not admits(pod, "node", {**windows, **gpus})
+    assert not admits(pod, "node", {**linux, "node.kubernetes.io/instance-type": "ml.m7i.2xlarge"})
