@@ -57,6 +57,7 @@ SCREENSHOTS_ANNOTATION = "artifacthub.io/screenshots"
 RUNTIME_IN_CHART = "charts/bireme-runtime/files/runtime/"
 _OF_JOBS = ("Job charts", "The dispatcher", "Dispatcher")
 _ELSEWHERE = ("hack/", "images/", "values/", "`bireme")
+_SHOWN_CHANGES = 40
 _A_USERS = {"sidecars", "initContainers"}
 
 
@@ -138,6 +139,9 @@ def changes_of(changelog: Path, chart: str) -> list[dict[str, str]]:
                 other = entry.startswith(_ELSEWHERE) or (bool(named) if entry[0] == "`" else of_job > is_job)
                 if chart in named or not other:
                     found.append({"kind": kind.lower(), "description": " ".join(entry.split())})
+        if more := found[_SHOWN_CHANGES:]:
+            rest = {"kind": "changed", "description": f"{len(more)} more, which CHANGELOG.md lists"}
+            return [*found[:_SHOWN_CHANGES], rest]
         if found:
             return found
     return []
