@@ -23,6 +23,7 @@ from bireme_runtime.process.server import Background
 from tests.embedded.elastic_jobs import (
     BIREME,
     REGISTRY,
+    TYPE,
     elastic,
     nodes,
     options,
@@ -31,7 +32,7 @@ from tests.embedded.elastic_jobs import (
     workers,
 )
 from tests.runtime.etcd_servers import free_port
-from tests.support import controllers
+from tests.support import controllers, faults
 from tests.support.processes import autoscaler
 from tests.support.waiting import until
 
@@ -278,3 +279,24 @@ def test_another_controller_takes_over_from_one_that_is_paused_or_killed(
         finally:
             controller.process.send_signal(signal.SIGCONT)
     assert workers(job) == 3
+
+
+def test_the_first_failure_of_any_job_outlives_its_pods(
+    cluster: EmbeddedCluster, controller: Program, release: ReleaseFactory
+) -> None:
+    sets = ["workers=2", "rendezvous.backend=c10d", "etcd.enabled=false"]
+    job = release("torch-elastic", instance=TYPE, sets=sets, expect_differences=True)
+    until(lambda: running(job) == 2, what="both workers to run")
+    pod = next(each for each in job.pods() if each.slot == f"{job.name}-r1-1")
+    faults.fail(cluster, pod.name, 1, job.namespace)
+
+    def status() -> str:
+        target = ["-n", job.namespace, "--kubeconfig", str(cluster.kubeconfig)]
+        return " ".join(CliRunner().invoke(cli, ["status", job.name, *target]).output.split())
+
+    said = f"{pod.name} on {pod.node}: container trainer ended"
+    until(lambda: said in status(), 60, controller.log.read_text)
+    cluster.api.delete(f"/api/v1/namespaces/{job.namespace}/pods/{pod.name}")
+    until(lambda: pod.name not in {each.name for each in job.pods()}, what="the pod to be gone")
+    assert f"{job.name}-r1 failed first at" in status()
+    assert said in status()

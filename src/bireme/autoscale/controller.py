@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from bireme.autoscale.cluster import RunningJob, World, plan, running
 from bireme.autoscale.decisions import Resize
 from bireme.autoscale.events import MANAGER, record
+from bireme.autoscale.failures import FirstFailures
 from bireme.autoscale.illness import IllNodes
 from bireme.autoscale.lease import Lease
 from bireme.autoscale.sources import measured, quotas, saving
@@ -28,11 +29,12 @@ _JOBS = "/apis/batch/v1/jobs"
 
 
 class Controller:
-    """Resizes the jobs of a cluster. ``ask`` reaches workers, ``tell`` gets a line for people.
+    """Resizes the jobs of a cluster, and keeps their first failures.
 
-    ``lease`` is what it must hold to change anything. Without one it acts alone. Only Jobs of ``namespaces``
-    change, all if there are none. With ``dry_run`` it says what would change. ``prometheus`` is the address
-    for jobs with a metric. With ``ill_nodes`` workers leave these.
+    ``ask`` reaches workers, ``tell`` gets a line for people. ``lease`` is what it must hold to change
+    anything. Without one it acts alone. Only Jobs of ``namespaces`` change, all if there are none. With
+    ``dry_run`` it says what would change. ``prometheus`` is the address for jobs with a metric. With
+    ``ill_nodes`` workers leave these.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Controller:
         self._api, self._ask, self._tell, self._lease = api, ask, tell, lease
         self._namespaces, self._dry_run, self._prometheus = namespaces, dry_run, prometheus
         self._told: set[str] = set()
+        self._failures = FirstFailures(api, self._tell_once, namespaces)
         self._ill = IllNodes(api, tell, self._tell_once, namespaces, dry_run) if ill_nodes else None
         self._saving: frozenset[str] = frozenset()
         self._state = ""
@@ -79,6 +82,8 @@ class Controller:
         """Look and resize once; what was changed, or with ``dry_run`` would be. Raises ApiError."""
         if self._ill:
             self._ill.once()
+        if not self._dry_run:
+            self._failures.once()
         now = time.time()
         world = self._look()
         decided = self._decide(world, now)

@@ -297,6 +297,7 @@ def outcome_view(outcome: ReleaseStatus, every_pod: bool = False) -> RenderableT
     positions = (Text(sentence(each)) for each in outcome.queue_positions if each.state != "waiting")
     runs = (*positions, *statuses, *map(shards_view, outcome.shards))
     said = (*runs, *notes, *remarks, *_lacks(outcome.pods), *_last_words(outcome.pods))
+    said += tuple(map(Text, outcome.failures))
     there = [*([pods_view(outcome.pods, every_pod)] if outcome.pods else []), *said]
     if outcome.differences:
         return Group(*causes, differences_view(outcome.differences), *there)

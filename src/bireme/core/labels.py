@@ -5,6 +5,7 @@ from __future__ import annotations
 # --- on objects of a chart ---
 RELEASE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
+OURS = "app.kubernetes.io/part-of=bireme"
 HOOK_ANNOTATION = "helm.sh/hook"
 # Digests of the parts of an object that Kubernetes does not change in place, as JSON: part → digest.
 IMMUTABLE_ANNOTATION = "bireme/immutable"
@@ -21,6 +22,8 @@ SOURCE_ANNOTATION = "bireme/source"
 AUTOSCALE_ANNOTATION = "bireme/autoscale"
 # The controller's: when it resized the Job last.
 RESIZED_ANNOTATION = "bireme/resized"
+# The controller's, on any Job of the charts: when which pod failed first, and what it said last.
+FAILURE_ANNOTATION = "bireme/first-failure"
 
 # --- of Kueue, on jobs and pods ---
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -15,7 +15,7 @@ from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
-from bireme.core.labels import AUTOSCALE_ANNOTATION
+from bireme.core.labels import AUTOSCALE_ANNOTATION, FAILURE_ANNOTATION, RELEASE_LABEL
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
@@ -61,7 +61,8 @@ class ReleaseStatus(Plain):
     """The plan, the live pods, and how they differ.
 
     ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
-    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about missing nodes.
+    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about missing nodes;
+    ``failures`` what the controller has kept of each Job's first failed pod.
     """
 
     hidden = ("notes",)
@@ -74,6 +75,7 @@ class ReleaseStatus(Plain):
     worker_statuses: tuple[WorkerStatus, ...] = ()
     queue_positions: tuple[QueuePosition, ...] = ()
     causes: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
     @property
     def is_held(self) -> bool:
@@ -162,7 +164,8 @@ class Deployer:
         answers = self._answers(installed, found.pods, "v1/status")
         runs = tuple(WorkerStatus.of(job, answer) for job, answer in answers.items())
         causes = self._causes(plan, differences)
-        return ReleaseStatus(plan, found.pods, differences, "", datasets, runs, waits, causes)
+        kept = self._kept_failures(release, namespace)
+        return ReleaseStatus(plan, found.pods, differences, "", datasets, runs, waits, causes, kept)
 
     def summaries(self, revisions: Iterable[Revision]) -> list[Summary]:
         """Each release in a line. Of one that cannot be read there is Helm's status alone."""
@@ -212,7 +215,8 @@ class Deployer:
         if not asked or self.cluster.provider == "embedded":
             if cause := why.crash(pods):
                 return cause, []
-            raise BiremeError(f"no worker of {release} tells of its ranks: {_NEEDED.format(release)}")
+            said = f"no worker of {release} tells of its ranks: {_NEEDED.format(release)}"
+            raise BiremeError("\n".join([said, *self._kept_failures(release, namespace)]))
         ask = through_the_api(self.cluster.api, _RANKS_SECONDS)
 
         def answer(pod: ObservedPod) -> Mapping[str, Any] | None:
@@ -221,6 +225,12 @@ class Deployer:
         answers = self.cluster.api.each(answer, asked)
         states, silent = why.told(dict(zip((pod.name for pod in asked), answers, strict=True)))
         return explain(states), silent
+
+    def _kept_failures(self, release: str, namespace: str) -> tuple[str, ...]:
+        path, label = f"/apis/batch/v1/namespaces/{namespace}/jobs", f"{RELEASE_LABEL}={release}"
+        found = (each["metadata"] for each in self.cluster.api.get(path, labelSelector=label)["items"])
+        kept = ((each["name"], (each.get("annotations") or {}).get(FAILURE_ANNOTATION)) for each in found)
+        return tuple(f"{name} failed first at {said}" for name, said in kept if said)
 
     def planned(self, release: str, namespace: str) -> Plan:
         """The plan of a release's latest revision. Raises BiremeError if there is none.
