@@ -87,9 +87,13 @@ class Service:
 
     def _keep(self, part: Part) -> None:
         """Compute the checksum of a part, copy it and write it behind, while its process trains on."""
+        known = self._folder.known(part)
         try:
             memory = self._folder.read(part)
             sum, copies, plan = checksum(memory), 0, Plan.read(self._folder.path)
+            if known.get("sum", sum) != sum:
+                # What came from a neighbour may have changed since.
+                raise Torn("its checksum is another one")
             self._folder.tell(part, sum=sum)
             for keeper in plan.copy_to:
                 try:
@@ -102,6 +106,7 @@ class Service:
             if self._flush and part.step % self._every == 0:
                 self._write_behind(self._flush, part, memory, sum, plan)
         except Torn as torn:
+            self._folder.tell(part, **{**known, "copies": 0})
             self._say(f"snapshots: step {part.step} is not kept: {torn}")
 
     def _write_behind(self, claim: Folder, part: Part, memory: Any, sum: int, plan: Plan) -> None:
