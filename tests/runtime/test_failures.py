@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.elastic import progress
-from bireme_runtime.elastic.agent.observer import Said
+from bireme_runtime.elastic.agent import report
+from bireme_runtime.elastic.agent.observer import Limits, Observer, Said
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.elastic.monitor.last_words import bug_of
 from bireme_runtime.etcd import client as etcd
@@ -411,6 +412,23 @@ def test_a_bug_that_ends_two_rounds_on_two_nodes_ends_the_run_at_once() -> None:
 )
 def test_what_may_pass_is_no_bug(said: str) -> None:
     assert bug_of(crash(said)) == ""
+
+
+def test_a_run_that_is_over_ends_also_when_etcd_is_silent_from_then_on() -> None:
+    class Falls(failures.Ledger):
+        def verdict(self, mine: str, limit: int) -> failures.Verdict:
+            self.recent = self.silent  # type: ignore[method-assign]
+            return "run"
+
+        def silent(self) -> list[failures.Failure]:
+            raise etcd.Unavailable("no answer")
+
+    seen = progress.Progress()
+    watcher = Observer(Falls(), seen, "0", "a", Limits(5, 300), lambda line: None)
+    watcher.starting({"round": 1, "rank": 0, "world": 2})
+    answer = watcher.failed({"round": 1, "world": 2, "rank": 0, "code": 1})
+    assert (answer, watcher.verdict) == (report.STOP, "run")
+    assert "5 failures without a new step" in watcher.sentence
 
 
 def test_rounds_in_which_all_have_lost_a_peer_blame_no_node() -> None:

@@ -298,11 +298,11 @@ class Observer:
 
     def _give_up(self, verdict: failures.Verdict, sentence: str) -> None:
         where = "" if verdict == "run" else f", all of them on {self._node}"
-        bug = failures.repeated_bug(self._ledger.recent()) if verdict == "run" else ""
-        why = f"{self._limits.failures} failures without a new step{where}"
-        again = f"{bug} has ended two rounds, so a restart would meet it again"
-        self.sentence = f"{sentence}; {again if bug else why}"
+        self.sentence = f"{sentence}; {self._limits.failures} failures without a new step{where}"
         self.verdict = verdict
+        # The verdict stands also when etcd does not answer any more.
+        if verdict == "run" and (bug := failures.repeated_bug(self._ledger.recent())):
+            self.sentence = f"{sentence}; {bug} has ended two rounds, so a restart would meet it again"
         if verdict == "worker" and self._limits.exclude_seconds:
             self._ledger.exclude(self._node, self.sentence, self._limits.exclude_seconds)
 
