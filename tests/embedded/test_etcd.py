@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from bireme.cli import cli
 from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import ReleaseFactory
@@ -35,6 +37,37 @@ def test_an_upgrade_that_removes_members_is_refused(release: ReleaseFactory) -> 
     etcd = release("etcd", sets=[IN_POD, "replicas=3"])
     with pytest.raises(BiremeError, match="replicas: this etcd has 3 members"):
         etcd.upgrade(sets=[IN_POD, "replicas=1"])
+
+
+def test_its_status_is_there_for_who_may_not_list_jobs(
+    release: ReleaseFactory, cluster: Cluster, tmp_path: Path
+) -> None:
+    etcd = release("etcd", sets=[IN_POD])
+    accounts = f"/api/v1/namespaces/{etcd.namespace}/serviceaccounts"
+    cluster.api.create(accounts, {"metadata": {"name": "reader"}})
+    rights = {"apiGroups": ["", "apps", "policy"], "resources": ["*"], "verbs": ["get", "list", "watch"]}
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    role = {"metadata": {"name": f"{etcd.name}-reader"}, "rules": [rights]}
+    cluster.api.create(f"{rbac}/clusterroles", role)
+    reader = {"kind": "ServiceAccount", "name": "reader", "namespace": etcd.namespace}
+    reference = {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": f"{etcd.name}-reader",
+    }
+    binding = {"metadata": {"name": f"{etcd.name}-reader"}, "roleRef": reference, "subjects": [reader]}
+    cluster.api.create(f"{rbac}/clusterrolebindings", binding)
+    token = cluster.api.create(f"{accounts}/reader/token", {"spec": {"expirationSeconds": 3600}})
+    config = yaml.safe_load(cluster.kubeconfig.read_text())
+    for user in config["users"]:
+        user["user"] = {"token": token["status"]["token"]}
+    (own := tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    target = ["-n", etcd.namespace, "--kubeconfig", str(own)]
+    done = CliRunner().invoke(cli, ["status", etcd.name, *target], catch_exceptions=False)
+    for kind in ("clusterroles", "clusterrolebindings"):
+        cluster.api.delete(f"{rbac}/{kind}/{etcd.name}-reader")
+    assert done.exit_code == 0, done.output
+    assert "as planned: 1 pod" in done.output
 
 
 @pytest.mark.whole
