@@ -75,7 +75,7 @@ def main(pairs: int, steps: int, output: str) -> None:
     bare: list[float] = []
     recorded: list[float] = []
     for number in track(range(pairs), "pairs", console=CONSOLE):
-        # Whoever is first in a pair, because a machine changes its pace.
+        # The order alternates, because a machine changes its pace.
         for records in (True, False) if number % 2 else (False, True):
             (recorded if records else bare).append(cpu_seconds(root, steps, records))
     ratio = Spread.of((with_them / without for with_them, without in zip(recorded, bare, strict=True)), 4)

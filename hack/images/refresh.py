@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -74,4 +75,7 @@ def main(context: click.Context, write: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BiremeError as error:
+        sys.exit(f"error: {error}")

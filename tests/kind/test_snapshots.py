@@ -31,7 +31,7 @@ def test_a_killed_process_and_a_killed_pod_cost_one_step_at_most(
         harm()
         training.until(lambda event: event["event"] == "resume", 120, "a resume")
     training.until_complete(steps)
-    # Processes that are told to end save a checkpoint, which is newer then.
+    # A process that gets SIGTERM saves a checkpoint, which is newer than its snapshot.
     assert any(event.get("snapshot") for event in training.of("resume"))
     reached = 0
     for event in training.events:

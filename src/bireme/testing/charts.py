@@ -50,7 +50,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The objects that one test expects, in a file beside it. ``updates`` is whether pytest has --update."""
+    """The objects that one test expects, in a file beside it. ``updates``: pytest runs with --update."""
 
     file: Path
     updates: bool

@@ -232,7 +232,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _makes_containers(group: int) -> bool:
-    """Whether a process of this group is a ``docker run``, which a kill does not keep from its container."""
+    """Whether a process of this group is a ``docker run``, which makes its container even when killed."""
     listing = subprocess.run(["ps", "-axww", "-o", "pgid=,args="], capture_output=True, text=True, check=True)
     processes = (line.split(maxsplit=3) for line in listing.stdout.splitlines())
     return any(parts[0] == str(group) and parts[2:3] == ["run"] for parts in processes)
