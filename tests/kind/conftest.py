@@ -7,7 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,17 @@ def operator_on_kind() -> Values:
     }
 
 
+@contextmanager
+def restricted(cluster: KindCluster, namespace: str) -> Iterator[None]:
+    """A namespace that enforces the restricted Pod Security Standard, and is gone for the next module."""
+    path = "/api/v1/namespaces"
+    cluster.api.create(path, {"metadata": {"name": namespace}})
+    enforce(cluster, namespace, "restricted")
+    yield
+    cluster.api.delete(f"{path}/{namespace}")
+    until(lambda: cluster.api.find(f"{path}/{namespace}") is None, what=f"{namespace} to be gone")
+
+
 @pytest.fixture(scope="module")
 def mpi_operator(
     load: Callable[..., None],
@@ -129,14 +140,36 @@ def mpi_operator(
 ) -> Iterator[InstalledRelease]:
     """charts/mpijob, installed in a restricted namespace."""
     load("mpi-operator", "python")
-    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": "mpi-operator"}})
-    enforce(cluster, "mpi-operator", "restricted")
-    operator = new_release()
-    yield operator.install("mpijob", "mpijob", "mpi-operator", values=operator_on_kind)
-    operator.uninstall()
-    cluster.api.delete("/api/v1/namespaces/mpi-operator")
-    gone = "the operator's namespace to be gone, for the next module's"
-    until(lambda: cluster.api.find("/api/v1/namespaces/mpi-operator") is None, what=gone)
+    with restricted(cluster, "mpi-operator"):
+        operator = new_release()
+        yield operator.install("mpijob", "mpijob", "mpi-operator", values=operator_on_kind)
+        operator.uninstall()
+
+
+@pytest.fixture(scope="module")
+def controller_values() -> Values:
+    """Values of charts/autoscaler beside those that all modules need."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def controller(
+    load: Callable[..., None],
+    cluster: KindCluster,
+    new_release: Callable[[], InstalledRelease],
+    test_namespace: str,
+    controller_values: Values,
+) -> Iterator[InstalledRelease]:
+    """charts/autoscaler for the jobs of the module, from images/bireme, in a restricted namespace."""
+    load("bireme", "python")
+    # The name that the nodes have for images of no registry.
+    values = {"watchNamespace": test_namespace, "everySeconds": 1, "image": {"registry": "docker.io"}}
+    with restricted(cluster, "autoscaler"):
+        release = new_release()
+        yield release.install(
+            "autoscaler", "autoscaler", "autoscaler", values=merge(values, controller_values), timeout=180
+        )
+        release.uninstall()
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from bireme.clusters.kind import KindCluster
 from bireme.core.labels import NODE_TYPE_LABEL
 from bireme.testing.pytest_plugin import InstalledRelease
 from tests.kind.paddle import DYNAMIC, Jobs, PaddleJob
-from tests.kind.shell import NODE_TYPE, enforce, until
+from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import ANYWHERE, Training
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("controller", "places")]
@@ -27,26 +27,6 @@ RESOURCES = {
 }
 AUTOSCALE = {"enabled": True, "min": 2, "max": 4, "cooldown": 0}
 Occupy = Callable[..., Callable[[], None]]
-
-
-@pytest.fixture(scope="module")
-def controller(
-    load: Callable[..., None],
-    cluster: KindCluster,
-    new_release: Callable[[], InstalledRelease],
-    test_namespace: str,
-) -> Iterator[InstalledRelease]:
-    """charts/autoscaler for the jobs of the tests, from images/bireme, in a restricted namespace."""
-    load("bireme", "python")
-    namespace = "autoscaler"
-    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    enforce(cluster, namespace, "restricted")
-    # The name that the nodes have for images of no registry.
-    values = {"watchNamespace": test_namespace, "everySeconds": 1, "image": {"registry": "docker.io"}}
-    release = new_release().install("autoscaler", "autoscaler", namespace, values=values, timeout=180)
-    yield release
-    release.uninstall()
-    cluster.api.delete(f"/api/v1/namespaces/{namespace}")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from bireme.clusters.kind import KindCluster
 from bireme.testing.pytest_plugin import InstalledRelease
-from tests.kind.shell import enforce, until
+from tests.kind.shell import Values, until
 from tests.kind.training import ANYWHERE, Training
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
@@ -17,24 +17,10 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 XID = {"type": "AcceleratedHardwareReady", "status": "False", "reason": "NvidiaXID79Error"}
 
 
-@pytest.fixture
-def controller(
-    load: Callable[..., None],
-    cluster: KindCluster,
-    new_release: Callable[[], InstalledRelease],
-    test_namespace: str,
-) -> Iterator[InstalledRelease]:
-    """charts/autoscaler, which watches the nodes for the jobs of the test."""
-    load("bireme", "python")
-    namespace = "ill-nodes"
-    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-    enforce(cluster, namespace, "restricted")
-    values = {"watchNamespace": test_namespace, "everySeconds": 1, "illNodes": {"enabled": True}}
-    values["image"] = {"registry": "docker.io"}
-    release = new_release().install("autoscaler", "autoscaler", namespace, values=values, timeout=180)
-    yield release
-    release.uninstall()
-    cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+@pytest.fixture(scope="module")
+def controller_values() -> Values:
+    """Its controller watches the nodes too."""
+    return {"illNodes": {"enabled": True}}
 
 
 @pytest.fixture
