@@ -41,18 +41,33 @@ def refresh(charts: Path, tags: Callable[[str], Iterable[str]], write: bool) -> 
     """
     found = []
     for values in sorted(charts.glob("*/values.yaml")):
-        for registry, repository, tag in _IMAGE.findall(values.read_text()):
+        about = values.with_name("Chart.yaml")
+        facts = about.read_text()
+
+        def raised(match: re.Match[str], chart: str = values.parent.name) -> str:
+            nonlocal facts
+            registry, repository, tag = match.groups()
             image = f"{registry}/{repository}"
             new = tag if registry == '""' else newest(tag, tags(image))
-            if new == tag:
-                continue
-            found.append(f"charts/{values.parent.name}: {image} is {tag}, {new} is there")
-            old, now = (f'appVersion: "{each.lstrip("v").partition("-")[0]}"' for each in (tag, new))
-            about = values.with_name("Chart.yaml")
-            if write:
-                values.write_text(values.read_text().replace(f"tag: {tag}\n", f"tag: {new}\n"))
-                about.write_text(about.read_text().replace(old, now))
+            if new != tag:
+                found.append(f"charts/{chart}: {image} is {tag}, {new} is there")
+                old, now = (f'appVersion: "{each.lstrip("v").partition("-")[0]}"' for each in (tag, new))
+                facts = facts.replace(old, now)
+            return match[0].removesuffix(tag) + new
+
+        text = _IMAGE.sub(raised, values.read_text())
+        if write:
+            values.write_text(text)
+            about.write_text(facts)
     return found
+
+
+def tags_of(image: str, crane: Path) -> tuple[str, ...]:
+    """All tags that the registry of ``image`` has for it; BiremeError where it does not answer."""
+    done = subprocess.run([str(crane), "ls", image], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BiremeError(f"{image}: {done.stderr.strip()}")
+    return tuple(done.stdout.split())
 
 
 @click.command(help=__doc__)
@@ -60,16 +75,8 @@ def refresh(charts: Path, tags: Callable[[str], Iterable[str]], write: bool) -> 
 @click.pass_context
 def main(context: click.Context, write: bool) -> None:
     paths = Paths.discover()
-    crane = str(Toolbox(paths).path("crane"))
-
-    @cache
-    def tags(image: str) -> tuple[str, ...]:
-        done = subprocess.run([crane, "ls", image], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise BiremeError(f"{image}: {done.stderr.strip()}")
-        return tuple(done.stdout.split())
-
-    found = refresh(paths.charts, tags, write)
+    crane = Toolbox(paths).path("crane")
+    found = refresh(paths.charts, cache(lambda image: tags_of(image, crane)), write)
     click.echo("\n".join(found) or "as in the registries")
     context.exit(1 if found and not write else 0)
 
