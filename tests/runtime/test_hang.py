@@ -229,6 +229,8 @@ def stand(rank: int, frames: str, step: int | None = None) -> RankState:
         ([stand(0, "all_reduce", 7), stand(1, "all_reduce", 6)], 1),
         ([stand(0, "all_reduce", 7), stand(1, "all_reduce", 7)], None),
         ([stand(0, "all_reduce"), stand(1, "load")], None),
+        ([stand(0, "train all_reduce(distributed_c10d.py:9)"), stand(1, "train load")], 1),
+        ([stand(0, "all_reduce(distributed_c10d.py:9)"), stand(1, "barrier(distributed_c10d.py:8)")], None),
         ([stand(0, "all_reduce")], None),
         ([stand(0, "reduce glob"), stand(1, "reduce"), stand(2, "reduce"), stand(3, "load")], 3),
         ([stand(0, "load"), stand(1, "load read"), stand(2, "load")], 1),

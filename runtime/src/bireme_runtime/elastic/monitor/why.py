@@ -314,12 +314,16 @@ def _by_stacks(states: Sequence[RankState]) -> Cause:
 def slowest(states: Iterable[RankState]) -> RankState | None:
     """The process for which the others wait, if steps or stacks tell it.
 
-    It has made the fewest steps, or is the one that does something else than most.
+    It has made the fewest steps, is the only one outside of torch.distributed, or does something else than
+    most.
     """
     found = sorted(states, key=lambda each: each.rank)
     steps = [each.step for each in found if each.step is not None]
     if len(steps) == len(found) and len(set(steps)) > 1:
         return min(found, key=lambda each: (each.step or 0, each.rank))
+    outside = [each for each in found if not each.communicates]
+    if len(found) > len(outside) == 1 and outside[0].frames:
+        return outside[0]
     # The outermost difference tells most: ranks that do the same are caught in different lines below it.
     for frames in zip_longest(*(map(_short, each.frames) for each in found), fillvalue=""):
         counts = Counter(frames)
