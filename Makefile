@@ -70,6 +70,13 @@ test-eks: setup ## hack/eks with a mocked provider and on moto as AWS, and eksct
 test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, some minutes)
 	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) --durations 10 -m "not whole" tests/runtime/with_torch
 
+# A Python that has torch, and a binary of etcd where .venv cannot be made.
+GPU_PYTHON ?= python3
+ETCD ?=
+.PHONY: test-gpu
+test-gpu: $(if $(ETCD),,setup) ## Agents, warm starts, hangs and an LLM on one NVIDIA GPU, without Kubernetes (GPU_PYTHON has torch)
+	$(GPU_PYTHON) -m tests.gpu --etcd "$(or $(ETCD),$$($(BIN)/bireme tools --get etcd -o path)/etcd)"
+
 KIND_NODES := p5.4xlarge=3
 KIND_IMAGES := etcd python torch mpi-5 mpi-operator paddle moto
 # Two workers share one cluster: its tests wait more than they compute. KIND_WORKERS=0 runs one test at a time.

@@ -30,14 +30,10 @@ class Row:
 
 
 @cache
-def _tables() -> Any:
-    text = resources.files("bireme.adopt").joinpath("fields.yaml").read_text("utf-8")
-    return yaml.load(text, yaml.CSafeLoader)
-
-
 def table(name: str) -> Any:
     """One table of fields.yaml."""
-    return _tables()[name]
+    text = resources.files("bireme.adopt").joinpath("fields.yaml").read_text("utf-8")
+    return yaml.load(text, yaml.CSafeLoader)[name]
 
 
 @cache

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bireme.cli.options import App, where
+from bireme.clusters.base import Cluster
 from bireme.helm import RenderRequest, scripts
-
-if TYPE_CHECKING:
-    from bireme.clusters.base import Cluster
+from bireme.live.release import NoRelease, Releases
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,8 @@ def begun(
 
     Raises NoRelease where the release ``must_exist`` and does not.
     """
-    from bireme.live.release import NoRelease
-
     place = where(cluster, request.namespace)
-    installed = app.releases(cluster).read(request.release, request.namespace)
+    installed = Releases(cluster, app.toolbox).read(request.release, request.namespace)
     try:
         old = installed.values
     except NoRelease:

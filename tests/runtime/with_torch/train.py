@@ -1,4 +1,7 @@
-"""A small elastic DDP training on CPU: one checkpoint file for all, one log of JSON lines for each worker."""
+"""A small elastic DDP training: one checkpoint file for all, one log of JSON lines for each worker.
+
+TRAIN_DEVICE and TRAIN_BACKEND choose other than CPUs and gloo.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,15 @@ def note(**facts: object) -> None:
 
 torch.set_num_threads(1)
 note(event="imported")
-dist.init_process_group("gloo")
+device = torch.device(os.environ.get("TRAIN_DEVICE", "cpu"))
+dist.init_process_group(os.environ.get("TRAIN_BACKEND", "gloo"))
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(16, 1))
+model = DistributedDataParallel(torch.nn.Linear(16, 1).to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 step = 0
 if checkpoint.exists():
-    state = torch.load(checkpoint, weights_only=True)
+    state = torch.load(checkpoint, map_location=device, weights_only=True)
     model.module.load_state_dict(state["model"])
     step = state["step"]
 note(event="start", rank=rank, world=world, step=step, pid=os.getpid(), agent=os.getppid())
@@ -48,9 +52,9 @@ def save() -> None:
     part.replace(checkpoint)
 
 
-truth = torch.arange(16.0).unsqueeze(1) / 16
+truth = torch.arange(16.0, device=device).unsqueeze(1) / 16
 while step < steps:
-    x = torch.randn(64, 16)
+    x = torch.randn(64, 16, device=device)
     loss = torch.nn.functional.mse_loss(model(x), x @ truth)
     optimizer.zero_grad()
     loss.backward()
