@@ -13,6 +13,9 @@ REMEMBER = -o cache_dir=.pytest_cache/$@ $(ONLY)
 CONTROL_PLANE := kube-apiserver,kube-controller-manager,kube-scheduler
 TEST_TOOLS := helm,helm3,helm-render,kubectl,kubeconform,ct,helm-docs,controller-gen,mpi-operator,etcd,etcdutl,kwok,kwokctl,$(CONTROL_PLANE)
 
+# Tests start thousands of Python programs, each of which would compile its modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 
 .PHONY: help

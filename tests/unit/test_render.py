@@ -101,6 +101,9 @@ def test_the_same_content_is_rendered_once_also_by_later_processes(
     first = Renderer(counting, own_paths)
     one = first.render(RenderRequest(chart, {"text": "a"}))
     assert first.render(RenderRequest(chart, {"text": "a"})).manifests == one.manifests
+    bytecode = chart / "files/__pycache__/train.cpython-311.pyc"
+    bytecode.parent.mkdir(parents=True)
+    bytecode.write_bytes(b"made by a Python that ran a file of the chart")
     assert (
         Renderer(counting, own_paths).render(RenderRequest(chart, {"text": "a"})).manifests == one.manifests
     )

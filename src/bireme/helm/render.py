@@ -392,7 +392,8 @@ def _files(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     if folder.name == "charts":
         _refuse_twice(folder)
     for path in sorted(folder.iterdir()):
-        if path.is_dir():
+        # Python writes bytecode at any time, and .helmignore leaves it out.
+        if path.is_dir() and path.name != "__pycache__":
             yield from _files(path, above | {real})
         elif path.is_file():
             yield path
