@@ -9,6 +9,7 @@ import queue
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -372,6 +373,39 @@ def test_a_keeper_answers_nobody_without_its_key(pod: NewPod) -> None:
         pass
     with keeper.get(own, Part(1, 1, 1, 0)) as (size, _, stream):
         assert (size, stream.read(10)) == (MIB, b"   1 of  0")
+
+
+def test_strangers_who_write_slowly_are_cut_off_and_cost_a_keeper_few_threads(pod: NewPod) -> None:
+    a = pod("a")
+    meet([a], 1)
+    a.save(1)
+    own = a.rank.plan.keepers[0]
+    before = threading.active_count()
+    with ExitStack() as opened:
+        strangers = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", own.port))) for _ in range(300)
+        ]
+
+        def all_are_cut() -> bool:
+            for stranger in strangers[:200]:
+                with contextlib.suppress(OSError):
+                    stranger.send(b"x")
+            assert threading.active_count() - before <= 256
+            return all(_has_ended(each) for each in strangers[:200])
+
+        waiting.until(all_are_cut, 60)
+    with keeper.get(own, Part(1, 1, 1, 0)) as (_, _, stream):
+        assert stream.read(10) == b"   1 of  0"
+
+
+def _has_ended(connection: socket.socket) -> bool:
+    try:
+        connection.setblocking(False)
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 # The rules of keeping, with the real files and a clock that seeds choose ------------------

@@ -36,6 +36,8 @@ TOLD = "told"
 _SECONDS = 10.0
 _LONGEST_LINE = 4096
 _KEPT_ON_CLAIM = 2
+# Connections at a time. Anybody in the cluster may try the port.
+_CONNECTIONS = 256
 
 
 def folder_of(env: Mapping[str, str]) -> Folder:
@@ -67,6 +69,7 @@ class Service:
         # Also open for writing, so that it has no end.
         self._told = os.fdopen(os.open(told, os.O_RDWR), "rb", buffering=0)
         self._flushing = threading.Lock()
+        self._room = threading.BoundedSemaphore(_CONNECTIONS)
         self._state: dict[str, Any] = {"blockedSeconds": 0.0, "count": 0}
         for run in (self._accept, self._listen):
             threading.Thread(target=run, name="bireme-snapshots", daemon=True).start()
@@ -145,20 +148,28 @@ class Service:
 
     def _accept(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            self._room.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # no descriptor is free
+                self._room.release()
+                time.sleep(1.0)
+                continue
             in_thread(lambda connection=connection: self._answer(connection))  # type: ignore[misc]
 
     def _answer(self, connection: socket.socket) -> None:
-        connection.settimeout(_SECONDS)
-        with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rb") as stream:
-            asked = json.loads(stream.readline(_LONGEST_LINE))
-            part = Part.of(str(asked["part"]))
-            if part is None or not hmac.compare_digest(str(asked["key"]), self._own.key):
-                return
-            try:
-                self._do(asked, part, connection, stream)
-            except BiremeError as error:
-                _send(connection, error=str(error))
+        try:
+            with contextlib.suppress(OSError, ValueError), connection, connection.makefile("rb") as stream:
+                asked = json.loads(_first_line(connection, stream))
+                part = Part.of(str(asked["part"]))
+                if part is None or not hmac.compare_digest(str(asked["key"]), self._own.key):
+                    return
+                try:
+                    self._do(asked, part, connection, stream)
+                except BiremeError as error:
+                    _send(connection, error=str(error))
+        finally:
+            self._room.release()
 
     def _do(self, asked: Mapping[str, Any], part: Part, connection: socket.socket, stream: BinaryIO) -> None:
         known = self._folder.known(part)
@@ -177,6 +188,16 @@ class Service:
                 buffer.commit(part)
             self._folder.tell(part, sum=asked["sum"])
         _send(connection, wanted=False)
+
+
+def _first_line(connection: socket.socket, stream: BinaryIO) -> bytes:
+    """What a stranger may send: one line, in limited time however slowly it comes."""
+    line, end = b"", time.monotonic() + _SECONDS
+    while not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
+        connection.settimeout(max(end - time.monotonic(), 0.001))
+        line += stream.read(1) or b"\n"
+    connection.settimeout(_SECONDS)
+    return line
 
 
 def receive(stream: BinaryIO, memory: Any, sum: int) -> None:
