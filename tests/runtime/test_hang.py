@@ -248,6 +248,7 @@ def test_hangs_for_which_nobody_is_to_blame_end_the_run() -> None:
         for number in (1, 2, 3)
     ]
     assert failures.judge(found, "a", ["a", "b"], 3) == "run"
+    assert found[0].sentence == "round 1 was ended, and no rank is to blame: no step for 9 s"
 
 
 def test_the_images_own_sitecustomize_runs_too(tmp_path: Path) -> None:

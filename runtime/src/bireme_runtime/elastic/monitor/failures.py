@@ -75,8 +75,9 @@ class Failure:
         """Who failed, and how."""
         how = f"exit code {self.code}" if self.code >= 0 else f"signal {-self.code}"
         said = f": {self.last_line}" if self.words else ""
-        who = f"rank {self.rank} on {self.node}" if self.node else "an unknown rank"
-        return f"{who} failed in round {self.round} ({how}){said}"
+        if self.node == UNKNOWN:
+            return f"round {self.round} was ended, and no rank is to blame{said}"
+        return f"rank {self.rank} on {self.node} failed in round {self.round} ({how}){said}"
 
 
 def first_of(failures: Iterable[Failure]) -> Failure | None:
