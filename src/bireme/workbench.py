@@ -1,6 +1,7 @@
 """What programs, notebooks and the commands share: charts, values, clusters and the jobs on them.
 
-`bireme.Cluster` is the documented face (examples/notebook.ipynb).
+`bireme.Cluster` is the documented face (examples/notebook.ipynb). What only some methods need is imported in
+them: a command waits for what it uses, not for all that there is.
 """
 
 from __future__ import annotations
@@ -11,24 +12,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from bireme.clusters import base
-from bireme.clusters.existing import existing
-from bireme.clusters.registry import provider
-from bireme.clusters.state import list_clusters
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer, RenderRequest, SetFlags, scripts
 from bireme.helm import values as value_files
-from bireme.live import logs
-from bireme.live.deploy import Deployer, ReleaseStatus
-from bireme.live.release import Releases
-from bireme.plan.instances import Instance, load_instances
-from bireme.plan.topology import Plan, expand
 from bireme.tools import Toolbox
+
+if TYPE_CHECKING:
+    from bireme.clusters import base
+    from bireme.live.deploy import Deployer, ReleaseStatus
+    from bireme.live.release import Releases
+    from bireme.plan.instances import Instance
+    from bireme.plan.topology import Plan
 
 _NO_FLAGS = SetFlags()
 
@@ -58,6 +57,8 @@ class Workbench:
 
     @cached_property
     def instances(self) -> Mapping[str, Instance]:
+        from bireme.plan.instances import load_instances
+
         return load_instances(self.paths)
 
     @cached_property
@@ -68,12 +69,27 @@ class Workbench:
     def charts(self) -> Charts:
         return Charts(self.paths, self.toolbox)
 
+    def provider(self, name: str) -> base.Provider:
+        from bireme.clusters.registry import provider
+
+        return provider(name, self.paths, self.toolbox, self.err)
+
+    def releases(self, cluster: base.Cluster) -> Releases:
+        from bireme.live.release import Releases
+
+        return Releases(cluster, self.toolbox)
+
     def deployer(self, cluster: base.Cluster, quiet: bool = False) -> Deployer:
-        releases = Releases(cluster, self.toolbox)
-        return Deployer(cluster, releases, self.renderer, self.instances, None if quiet else self.err)
+        from bireme.live.deploy import Deployer
+
+        return Deployer(
+            cluster, self.releases(cluster), self.renderer, self.instances, None if quiet else self.err
+        )
 
     def cluster(self, target: Target) -> base.Cluster:
         """The cluster that ``target`` names, else of $KUBECONFIG, of `bireme up`, or of ~/.kube/config."""
+        from bireme.clusters.state import list_clusters
+
         if target.kubeconfig or target.context:
             return _existing(target.kubeconfig, target.context or "")
         made = {info.name: info for info in list_clusters(self.paths)}
@@ -87,7 +103,7 @@ class Workbench:
             return _existing()
         if chosen not in made:
             raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --cluster {chosen}")
-        return provider(made[chosen].provider, self.paths, self.toolbox, self.err).get(chosen)
+        return self.provider(made[chosen].provider).get(chosen)
 
     def kept_values(self, *kinds: str) -> dict[str, Path]:
         """The values files of the collection by name; ``kinds`` are instances and workloads."""
@@ -170,6 +186,8 @@ class Cluster:
         ``files`` are paths, or names of instance types and workloads. ``values`` count more. ``script`` is a
         file, a folder or git+URL@REF, as for --script. ``namespace`` is default unless given.
         """
+        from bireme.plan.topology import expand
+
         request = self._bench.request(chart, release, **given)
         manifests = self._bench.renderer.render(request).manifests
         return expand(request.release, request.namespace, manifests, self._bench.instances)
@@ -199,6 +217,8 @@ class Cluster:
         self, release: str, namespace: str = "default", rank: int | None = None, follow: bool = False
     ) -> Iterator[str]:
         """The lines of one rank, without ``rank`` of the launcher or rank 0; also those to come."""
+        from bireme.live import logs
+
         plan = self._deployer.planned(release, namespace)
         pod = logs.main_pod(self._cluster, plan, rank)
         pieces = logs.log(self._cluster, plan, pod, logs.Wanted(follow=follow))
@@ -224,6 +244,8 @@ def refuse_name(option: str, name: str, longest: int, inner: str = "-") -> None:
 
 def _existing(kubeconfig: Path | None = None, context: str = "") -> base.Cluster:
     """A cluster that is not ours, once its API server answers."""
+    from bireme.clusters.existing import existing
+
     cluster = existing(kubeconfig, context)
     cluster.api.greet()
     return cluster

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from bireme.clusters import ADDONS
 from bireme.clusters.api import Api
 from bireme.clusters.base import Cluster, ClusterInfo
 from bireme.clusters.existing import existing
-from bireme.clusters.registry import ADDONS, provider, start_addon
+from bireme.clusters.registry import provider, start_addon
 from bireme.clusters.state import check_name, cluster_dir, find, list_clusters, write_info
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths

@@ -70,6 +70,26 @@ def test_zsh_is_told_how_a_word_goes_on(typed: str, completed: str, tmp_path: Pa
     assert completed in output([str(BIREME)], tmp_path, **asked).splitlines()
 
 
+# Each takes longer to load than all that the list of commands needs.
+SLOW = {
+    *("asyncio", "http.client", "jsonschema", "kubernetes", "pyhelm3", "ssl", "urllib3"),
+    *("bireme.adopt.jobs", "bireme.audit.rules", "bireme.autoscale.controller", "bireme.check.checker"),
+    *("bireme.clusters.api", "bireme.live.deploy", "bireme.plan.instances", "bireme.provision.groups"),
+}
+
+
+@pytest.mark.parametrize("words", ["--help", "values imagenet-efa", "install --help", "COMPLETE"])
+def test_a_command_starts_without_what_only_others_need(words: str, tmp_path: Path) -> None:
+    variables = {"COMP_WORDS": "bireme plan tor", "COMP_CWORD": "2", "_BIREME_COMPLETE": "bash_complete"}
+    words, asked = ("", variables) if words == "COMPLETE" else (words, {})
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **asked}
+    command = [sys.executable, "-X", "importtime", str(BIREME), *words.split()]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stderr
+    loaded = set(re.findall(r"^import time:.*\| +([\w.]+)$", told, re.MULTILINE))
+    assert {"bireme.cli.options", "click"} <= loaded
+    assert loaded & SLOW == set()
+
+
 def output(command: list[str], home: Path, **variables: str) -> str:
     """What a command prints that finds bireme."""
     path = f"{BIREME.parent}{os.pathsep}{os.environ['PATH']}"

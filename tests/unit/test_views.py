@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from bireme.cli import views
+from bireme.cli.options import UNLIMITED
 from bireme.core.manifests import Manifest
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.observe import Difference, compare
@@ -76,7 +77,7 @@ def shown(view: Any, width: int) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 120, 200, views.UNLIMITED])
+@pytest.mark.parametrize("width", [80, 120, 200, UNLIMITED])
 def test_a_plan_shows_every_column_on_any_width(plan: Plan, width: int) -> None:
     text = shown(views.plan_view(plan), width)
     assert max(map(len, text.splitlines())) <= width
@@ -100,7 +101,7 @@ def test_one_of_a_kind_is_counted_in_the_singular(instances: Mapping[str, Instan
 
 
 def test_a_wide_plan_has_every_pod(plan: Plan) -> None:
-    text = shown(views.plan_view(plan, every_pod=True), views.UNLIMITED)
+    text = shown(views.plan_view(plan, every_pod=True), UNLIMITED)
     assert all(f"  {NAME}-{index} " in text for index in range(20))
 
 
@@ -153,7 +154,7 @@ def test_a_terminal_shows_tools_a_line_each_and_their_paths_where_they_fit(tmp_p
     path = tmp_path / ("a-folder-with-a-long-name-" * 5) / "helm"
     table = views.tools_view([ToolStatus("helm", "4.3.1", "cache", path, "4.3.1")])
     assert re.search(r"helm +4\.3\.1 +cache +4\.3\.1 *\n", shown(table, 80))
-    assert str(path) in shown(table, views.UNLIMITED)
+    assert str(path) in shown(table, UNLIMITED)
 
 
 def test_an_empty_list_says_how_to_fill_it() -> None:
@@ -207,7 +208,7 @@ def test_a_status_of_many_pending_workers_is_one_screen_that_begins_with_the_rea
     text = re.sub(r"\s+", " ", " ".join(lines))
     assert text.count("Insufficient nvidia.com/gpu") == 1
     assert f"(also {workers - 1} more pods, up to {NAME}-{workers - 1})" in text
-    wide = shown(views.outcome_view(status, every_pod=True), views.UNLIMITED)
+    wide = shown(views.outcome_view(status, every_pod=True), UNLIMITED)
     assert all(f" {NAME}-{index}-abcde " in wide for index in range(workers))
 
 

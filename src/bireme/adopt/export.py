@@ -42,7 +42,7 @@ class Exported(Plain):
 def export(
     renderer: Renderer, request: RenderRequest, kind: str, instances: Mapping[str, Instance]
 ) -> Exported:
-    """The job of ``request`` as ``kind``, one of KINDS.
+    """The job of ``request`` as ``kind``, one of those that fields.yaml has for its chart.
 
     Raises BiremeError for a chart that has no such way out, and for a job that only our runtime can run.
     """
@@ -219,5 +219,3 @@ def _pytorch_job(job: Object) -> tuple[list[Object], Sequence[str]]:
 
 
 _MAKERS = {"TrainJob": _train_job, "JobSet": _jobset, "PyTorchJob": _pytorch_job}
-KINDS = tuple(dict.fromkeys(kind for way in table("export").values() for kind in way["kinds"]))
-"""The kinds that a job can become."""

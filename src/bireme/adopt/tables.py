@@ -30,10 +30,14 @@ class Row:
 
 
 @cache
+def _tables() -> Any:
+    text = resources.files("bireme.adopt").joinpath("fields.yaml").read_text("utf-8")
+    return yaml.load(text, yaml.CSafeLoader)
+
+
 def table(name: str) -> Any:
     """One table of fields.yaml."""
-    text = resources.files("bireme.adopt").joinpath("fields.yaml").read_text("utf-8")
-    return yaml.load(text, yaml.CSafeLoader)[name]
+    return _tables()[name]
 
 
 @cache

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 
-from rich.console import Console
-
 from bireme.cli import charts, checks, elastic, nodes, releases
 from bireme.cli.options import cli
 from bireme.core.errors import BiremeError
@@ -24,6 +22,8 @@ def main() -> None:
     try:
         cli(standalone_mode=True)
     except BiremeError as error:
+        from rich.console import Console
+
         # What a terminal cannot show, such as half of a pair of surrogates, is shown by its number.
         said = str(error).encode("utf-8", "backslashreplace").decode()
         Console(stderr=True, highlight=False, markup=False).print(

@@ -11,16 +11,9 @@ from typing import Any
 
 import click
 import yaml
-from rich.text import Text
 
-from bireme.adopt import export as exporting
-from bireme.adopt.jobs import Adopted, Adopter
-from bireme.adopt.tables import table
-from bireme.audit.documents import read, read_variables
-from bireme.audit.rules import Auditor
 from bireme.cli import views
 from bireme.cli.completion import names
-from bireme.cli.keys import explanation
 from bireme.cli.options import (
     App,
     a_namespace,
@@ -38,25 +31,28 @@ from bireme.cli.options import (
     value_names,
 )
 from bireme.cli.upgrades import begun
-from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS
 from bireme.helm import RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.helm.yaml import BlockDumper
-from bireme.live.written import written
-from bireme.plan.picture import svg
-from bireme.plan.topology import expand, fit
-from bireme.schemas.bundle import comments
 from bireme.schemas.moves import MOVES, migrated
-from bireme.schemas.problems import refusals, shortened
 from bireme.workbench import Target
 
 
 def _keys(context: click.Context) -> list[str]:
     """All keys of the chart that was typed before."""
+    from bireme.schemas.bundle import comments
+
     values = App().charts.find(context.params["chart"]) / "values.yaml"
     return [".".join(path) for path in comments(values.read_text("utf-8"))]
+
+
+def _kinds(context: click.Context) -> list[str]:
+    """What the chart that was typed before is exported as."""
+    from bireme.adopt.tables import table
+
+    return list(table("export")[App().charts.find(context.params["chart"]).name]["kinds"])
 
 
 _env_file_option = click.option(
@@ -92,6 +88,8 @@ def explain(app: App, /, chart: str, key: str, output: str) -> None:
     \b
     Example: bireme explain torch-elastic pod.shm.size
     """
+    from bireme.cli.keys import explanation
+
     found = explanation(app.charts.find(chart), key)
     app.show(output, found, lambda: views.key_view(found))
 
@@ -153,12 +151,14 @@ def validate(app: App, /, output: str, **options: Any) -> None:
     \b
     Example: bireme validate charts/paddle --set workers=0
     """
+    from bireme.schemas.problems import refusals, shortened
+
     request = request_of(app, **options)
     found = refusals(app.renderer, request)
     app.show(
         output,
         {"problems": found},
-        lambda: Text(shortened(found) or f"{request.chart}: the values are valid"),
+        lambda: shortened(found) or f"{request.chart}: the values are valid",
     )
     sys.exit(1 if found else 0)
 
@@ -193,6 +193,9 @@ def audit(
     Example: bireme audit job.yaml
              bireme audit --context production -n vision
     """
+    from bireme.audit.documents import read, read_variables
+    from bireme.audit.rules import Auditor
+
     if bool(files) == any((target.cluster, target.kubeconfig, target.context)):
         raise click.UsageError("give FILE, or name a cluster by --cluster, --kubeconfig or --context")
     auditor = Auditor(app.instances)
@@ -200,6 +203,8 @@ def audit(
         documents, passed_over = read(files, read_variables(env_file) if env_file else {})
         findings = [*auditor.audit(documents), *passed_over]
     else:
+        from bireme.live.written import written
+
         # Lines are those of no file, and Secrets are not read.
         found = auditor.audit([*written(app.cluster(target).api, namespace)])
         findings = [replace(each, line=0) for each in found if each.rule != "secret-elsewhere"]
@@ -235,6 +240,10 @@ def adopt(
     \b
     Example: bireme adopt job.yaml -f p4d.24xlarge -o values.yaml
     """
+    from bireme.adopt.jobs import Adopted, Adopter
+    from bireme.adopt.tables import table
+    from bireme.audit.documents import read, read_variables
+
     own = value_files.load([app.values_file(name) for name in given])
     settled = app.renderer.merged(RenderRequest(Path(), own, settings=SetFlags(sets))).values
     documents, passed_over = read(files, read_variables(env_file) if env_file else {})
@@ -281,7 +290,7 @@ def adopt(
 @cli.command()
 @chart_and_values
 @click.option(
-    "--as", "kind", type=click.Choice([*exporting.KINDS]), required=True, help="What the job becomes"
+    "--as", "kind", metavar="KIND", required=True, shell_complete=names(_kinds), help="What the job becomes"
 )
 @reuse_option
 @target_options
@@ -296,6 +305,8 @@ def export(app: App, /, kind: str, reuses: bool, target: Target, output: str, **
     \b
     Example: bireme export torch-elastic imagenet -f p4d.24xlarge --as JobSet > job.yaml
     """
+    from bireme.adopt import export as exporting
+
     request = request_of(app, **options)
     if reuses:
         request = begun(app, app.cluster(target), request, reuses, "yaml").request
@@ -329,6 +340,9 @@ def plan(
     Example: bireme plan torch-elastic -f p4d.24xlarge --nodes p4d.24xlarge=2
              bireme plan torch-elastic imagenet --against --reuse-values --set workers=5
     """
+    from bireme.clusters.nodes import parse_nodes
+    from bireme.plan.topology import expand, fit
+
     if reuses and not against:
         raise BiremeError("--reuse-values: there are values to keep only with --against")
     request = request_of(app, **options)
@@ -344,6 +358,8 @@ def plan(
         app.show(output, foreseen.to_json(), lambda: "\n".join(said))
         sys.exit(1 if foreseen.is_refused else 0)
     if output == "svg":
+        from bireme.plan.picture import svg
+
         click.echo(svg(planned), nl=False)
     else:
         app.show(output, planned.to_json(), lambda: views.plan_view(planned, every_pod=output == "wide"))

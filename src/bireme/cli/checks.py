@@ -7,20 +7,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from bireme.check.checker import Checker, find_charts
-from bireme.check.helm_unittest import unittests
-from bireme.check.upgrades import Upgrades
 from bireme.cli.options import App, cli, fail_on_option, output_option, pass_app, report, target_options
-from bireme.clusters.base import Cluster
-from bireme.clusters.owner import owned
-from bireme.clusters.registry import provider
 from bireme.core.errors import BiremeError
 from bireme.core.findings import WRITERS, Finding
 from bireme.core.progress import note, step
 from bireme.workbench import Target
+
+if TYPE_CHECKING:
+    from bireme.clusters.base import Cluster
 
 _CHARTS = ("Chart.yaml", "*/Chart.yaml")
 
@@ -85,6 +83,8 @@ def check(
     Example: bireme check charts/torch-elastic
              bireme check charts/torch-elastic --from git:v0.3.0
     """
+    from bireme.check.checker import Checker, find_charts
+
     here = [each for each in (Path(), Path("charts")) if any(map(list, map(each.glob, _CHARTS)))]
     if not charts and not here:
         raise BiremeError("there is no chart in this folder: name one, as in bireme check charts/web")
@@ -103,11 +103,15 @@ def check(
         few = f"{covered.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
         findings.append(Finding("coverage", few, "add ci/*-values.yaml files for what did not run"))
     if suites:
+        from bireme.check.helm_unittest import unittests
+
         ran, failed = unittests(chosen, app.toolbox)
         findings += failed
         note(app.err, f"{ran} tests of helm-unittest ran, {len(failed)} failed")
     upgrades = []
     if earlier or installs:
+        from bireme.check.upgrades import Upgrades
+
         with _cluster(app, target) as cluster, step(app.err, f"Installing {len(chosen)} charts"):
             is_own = target == Target(None, None, None)
             tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts, is_own)
@@ -139,8 +143,9 @@ def _cluster(app: App, target: Target) -> Iterator[Cluster]:
     if target != Target(None, None, None):
         yield app.cluster(target)
         return
-    name = f"check-{os.getpid()}"
-    clusters = provider("embedded", app.paths, app.toolbox, app.err)
+    from bireme.clusters.owner import owned
+
+    clusters, name = app.provider("embedded"), f"check-{os.getpid()}"
     with owned(app.paths, "embedded", name):
         try:
             yield clusters.up(name, {})

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 import uuid
 
 import click
 
-from bireme.autoscale.controller import Controller
-from bireme.autoscale.health import serve_health
-from bireme.autoscale.lease import Lease
-from bireme.autoscale.sources import WORKER_SECONDS
 from bireme.cli.options import App, a_namespace, cli, pass_app, target_options
-from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
-from bireme.live import pod_http
 from bireme.workbench import Target
 
 _LEASE = "bireme-autoscaler"
@@ -85,9 +78,15 @@ def autoscale_command(
     \b
     Example: bireme autoscale --dry-run
     """
+    from bireme.autoscale.controller import Controller
+    from bireme.autoscale.lease import Lease
+    from bireme.autoscale.sources import WORKER_SECONDS
+    from bireme.clusters.api import Api
+    from bireme.live import pod_http
+
     api = Api(None) if _is_in_a_pod(target) else app.cluster(target).api
     ask = pod_http.directly(WORKER_SECONDS) if direct else pod_http.through_the_api(api, WORKER_SECONDS)
-    holder = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+    holder = f"{os.uname().nodename}-{uuid.uuid4().hex[:8]}"
     lease = None if dry_run else Lease(api, lease_namespace, _LEASE, holder)
     controller = Controller(api, ask, _tell, lease, namespaces, dry_run, prometheus, ill_nodes)
     if once or dry_run:
@@ -104,6 +103,8 @@ def autoscale_command(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     if port:
+        from bireme.autoscale.health import serve_health
+
         serve_health(controller, port)
     controller.run(every, stop)
 

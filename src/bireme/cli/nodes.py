@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import yaml
@@ -15,23 +14,17 @@ import yaml
 from bireme import __version__
 from bireme.cli import views
 from bireme.cli.options import App, cli, output_option, pass_app, stacked
-from bireme.clusters.base import DEFAULT_NAME
-from bireme.clusters.nodes import parse_nodes
-from bireme.clusters.registry import ADDONS, provider, start_addon
-from bireme.clusters.state import find, list_clusters
-from bireme.clusters.waiting import no_interrupts
+from bireme.clusters import ADDONS, DEFAULT_NAME
 from bireme.core.errors import BiremeError
 from bireme.core.progress import step
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
 from bireme.helm.yaml import BlockDumper
-from bireme.plan.instances import CPU_TYPE
-from bireme.plan.topology import expand
-from bireme.provision.costs import estimate, load_prices
-from bireme.provision.eksctl import cluster_config
-from bireme.provision.groups import KINDS, Capacity, Fleet
-from bireme.provision.karpenter import karpenter_objects
+from bireme.provision import CAPACITIES
 from bireme.workbench import refuse_name
+
+if TYPE_CHECKING:
+    from bireme.provision.groups import Fleet
 
 _cluster_option = click.option(
     "--cluster", "name", default=DEFAULT_NAME, show_default=True, help="Name of the cluster"
@@ -71,10 +64,14 @@ def up(
     \b
     Example: bireme up --nodes p4d.24xlarge=5,p3.8xlarge=4 --claim fsx-pvc
     """
+    from bireme.clusters.nodes import parse_nodes
+    from bireme.clusters.registry import start_addon
+    from bireme.clusters.waiting import no_interrupts
+
     wanted = parse_nodes(nodes, app.instances)
     for claim in claims:
         refuse_name("--claim", claim, 63)
-    clusters = provider(provider_name, app.paths, app.toolbox, app.err)
+    clusters = app.provider(provider_name)
     cluster = clusters.up(name, wanted)
     try:
         for addon in addons:
@@ -106,10 +103,12 @@ def down(app: App, /, name: str) -> None:
     \b
     Example: bireme down --cluster bireme
     """
+    from bireme.clusters.state import find
+
     info = find(app.paths, name)
     # An `up` that was killed left no record of its provider: each one looks for its own remains.
     providers = [info.provider] if info else ["embedded", "kind"]
-    removed = [each for each in providers if provider(each, app.paths, app.toolbox, app.err).down(name)]
+    removed = [each for each in providers if app.provider(each).down(name)]
     app.out.print(f"cluster {name} is gone" if removed else f"there was no cluster {name}")
 
 
@@ -122,6 +121,8 @@ def clusters(app: App, /, output: str) -> None:
     \b
     Example: bireme clusters -o json
     """
+    from bireme.clusters.state import list_clusters
+
     found = list_clusters(app.paths)
     app.show(output, [info.to_json() for info in found], lambda: views.clusters_view(found))
 
@@ -175,8 +176,8 @@ _fleet = stacked(
     ),
     click.option(
         "--capacity",
-        type=click.Choice(KINDS),
-        default=KINDS[0],
+        type=click.Choice(CAPACITIES),
+        default=CAPACITIES[0],
         show_default=True,
         help="How accelerated nodes are bought; block is a capacity block",
     ),
@@ -186,6 +187,10 @@ _fleet = stacked(
 
 
 def _as_fleet(app: App, options: Mapping[str, Any], system_nodes: int = 0) -> Fleet:
+    from bireme.clusters.nodes import parse_nodes
+    from bireme.plan.instances import CPU_TYPE
+    from bireme.provision.groups import Capacity, Fleet
+
     region, zones = options["region"], options["zones"]
     nodes = parse_nodes(options["nodes"], app.instances)
     return Fleet(
@@ -221,6 +226,9 @@ def eksctl(app: App, /, kubernetes: str, admitted: tuple[str, ...], **options: A
     \b
     Example: bireme eksctl --nodes p4d.24xlarge=3 --zones us-west-2b,us-west-2c > cluster.yaml
     """
+    from bireme.provision.costs import estimate, load_prices
+    from bireme.provision.eksctl import cluster_config
+
     fleet = _as_fleet(app, options, system_nodes=2)
     costs = estimate(fleet.groups, load_prices(app.paths))
     note = "eksctl installs the device plugins of NVIDIA and EFA itself: leave charts/efa-device-plugin out."
@@ -241,6 +249,9 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
     \b
     Example: bireme karpenter --nodes p4d.24xlarge=3 --zones us-west-2b,us-west-2c > nodes.yaml
     """
+    from bireme.provision.costs import estimate, load_prices
+    from bireme.provision.karpenter import karpenter_objects
+
     fleet = _as_fleet(app, options)
     costs = estimate(fleet.groups, load_prices(app.paths), control_plane=False)
     note = ["Karpenter needs its feature gate: --set settings.featureGates.nodeOverlay=true"]
@@ -266,6 +277,8 @@ def demo(app: App, /) -> None:
     \b
     Example: bireme demo
     """
+    from bireme.plan.topology import expand
+
     values = [
         app.paths.values / "instances/p4d.24xlarge.yaml",
         app.paths.values / "workloads/imagenet-efa.yaml",
@@ -276,7 +289,7 @@ def demo(app: App, /) -> None:
     # The plan needs Helm only, and is there to read while the control plane is got or built.
     manifests = app.renderer.render(request).manifests
     app.out.print(views.plan_view(expand(request.release, request.namespace, manifests, app.instances)))
-    embedded, name = provider("embedded", app.paths, app.toolbox, app.err), f"demo-{uuid.uuid4().hex[:6]}"
+    embedded, name = app.provider("embedded"), f"demo-{os.getpid()}"
     cluster = embedded.up(name, {"p4d.24xlarge": 3})
     try:
         cluster.add_claim("fsx-pvc")

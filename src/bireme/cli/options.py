@@ -10,25 +10,26 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, reduce, wraps
 from html import escape
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 import yaml
 from rich.console import Console, RenderableType
 
 from bireme import __version__
-from bireme.cli import views
 from bireme.cli.completion import names
-from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.core.findings import SEVERITIES, WRITERS, Finding
 from bireme.helm import RenderError, RenderRequest, SetFlags
 from bireme.helm import values as value_files
-from bireme.live.release import Releases
-from bireme.schemas.problems import refusals, shortened
 from bireme.workbench import Target, Workbench, refuse_name
 
+if TYPE_CHECKING:
+    from bireme.clusters.base import Cluster
+
 F = TypeVar("F", bound=Callable[..., Any])
+UNLIMITED = 100_000
+"""A console of this width, in characters, breaks no line of a table."""
 
 
 class App(Workbench):
@@ -44,7 +45,7 @@ class App(Workbench):
     @cached_property
     def unlimited(self) -> Console:
         """Stdout without a width: what is piped, or asked for with `-o wide`, is not folded."""
-        return Console(highlight=False, markup=False, width=views.UNLIMITED)
+        return Console(highlight=False, markup=False, width=UNLIMITED)
 
     def show(self, output: str, data: Any, view: Callable[[], RenderableType]) -> None:
         """Print ``data`` as JSON or YAML, or the view of it for people."""
@@ -136,7 +137,7 @@ def _a_release(context: click.Context, parameter: click.Parameter, value: str | 
 def _releases(context: click.Context) -> list[str]:
     given, app = context.params, App()
     target = Target(given.get("cluster"), given.get("kubeconfig"), given.get("context"))
-    found = Releases(app.cluster(target), app.toolbox).list(given.get("namespace") or "default")
+    found = app.releases(app.cluster(target)).list(given.get("namespace") or "default")
     return [each.release for each in found]
 
 
@@ -286,6 +287,8 @@ def explained(app: App, /, request: RenderRequest) -> Iterator[None]:
     try:
         yield
     except RenderError as error:
+        from bireme.schemas.problems import refusals, shortened
+
         raise BiremeError(shortened(refusals(app.renderer, request)) or str(error)) from error
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,23 +38,16 @@ from bireme.cli.options import (
     where,
 )
 from bireme.cli.upgrades import Upgrade, begun
-from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS, Finding
 from bireme.helm import RenderRequest
 from bireme.helm import values as value_files
-from bireme.live import otlp, timeline_picture, why
-from bireme.live.deploy import ReleaseStatus
-from bireme.live.doctor import Doctor
-from bireme.live.doctor import release as of_release
-from bireme.live.logs import Wanted, all_logs, main_log, main_pod
-from bireme.live.logs import log as pod_log
-from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
-from bireme.live.release import Release, Releases
-from bireme.live.timeline import read as timeline_from
-from bireme.plan.topology import expand
 from bireme.workbench import Target
-from bireme_runtime.elastic.monitor.why import explain
+
+if TYPE_CHECKING:
+    from bireme.clusters.base import Cluster
+    from bireme.live.deploy import ReleaseStatus
+    from bireme.live.release import Release
 
 
 @cli.command()
@@ -117,6 +110,10 @@ def doctor(app: App, /, chart: str, target: Target, output: str, **options: Any)
     Example: bireme doctor torch-elastic -f p4d.24xlarge -f imagenet-efa
              bireme doctor imagenet
     """
+    from bireme.live.doctor import Doctor
+    from bireme.live.doctor import release as of_release
+    from bireme.plan.topology import expand
+
     release, namespace = options["release"], options["namespace"]
     cluster = app.cluster(target)
     left: tuple[Finding, ...] = ()
@@ -141,7 +138,7 @@ def _named_release(app: App, /, cluster: Cluster, name: str, namespace: str) -> 
     """The release of that name; None for what names a chart only. Raises NoRelease for neither."""
     if "/" in name or name.endswith(".tgz"):
         return None
-    releases = Releases(cluster, app.toolbox)
+    releases = app.releases(cluster)
     if releases.current(name, namespace):
         return releases.read(name, namespace)
     if name in app.charts.names() or Path(name).exists():
@@ -172,7 +169,7 @@ def diff(
     """
     namespace = options["namespace"]
     cluster = app.cluster(target)
-    installed = Releases(cluster, app.toolbox).read(release, namespace)
+    installed = app.releases(cluster).read(release, namespace)
     request = request_of(app, chart=chart or installed.revision.chart_name, release=release, **options)
     request = begun(app, cluster, request, reuses, output).request
     with explained(app, request):
@@ -215,7 +212,7 @@ def history(app: App, /, release: str, namespace: str, target: Target, output: s
     \b
     Example: bireme history imagenet
     """
-    releases = Releases(app.cluster(target), app.toolbox)
+    releases = app.releases(app.cluster(target))
     found = releases.revisions(release, namespace)
     if not found:
         raise releases.missing(release, namespace)
@@ -244,6 +241,9 @@ def timeline(
     """
     if (release is None) == (file is None):
         raise BiremeError("name a release or a file: bireme timeline RELEASE, or bireme timeline --file FILE")
+    from bireme.live import otlp, timeline_picture
+    from bireme.live.timeline import read as timeline_from
+
     if file:
         run = timeline_from(value_files.read_text(file, "timeline"), str(file))
     else:
@@ -287,6 +287,9 @@ def why_command(
     """
     if (release is None) == (files is None):
         raise BiremeError("name a release or a folder: bireme why RELEASE, or bireme why --files FOLDER")
+    from bireme.live import why
+    from bireme_runtime.elastic.monitor.why import explain
+
     silent: list[str] = []
     if files:
         cause = explain(why.read(files), world or 0)
@@ -344,13 +347,15 @@ def logs(
     """
     if rank is not None and every:
         raise BiremeError("--rank and --all name pods: give one of them")
+    from bireme.live.logs import Wanted, all_logs, log, main_pod
+
     cluster = app.cluster(target)
     planned = app.deployer(cluster).planned(release, namespace)
     wanted = Wanted(**options)
     if every:
         pieces = all_logs(cluster, planned, wanted)
     else:
-        pieces = pod_log(cluster, planned, main_pod(cluster, planned, rank), wanted)
+        pieces = log(cluster, planned, main_pod(cluster, planned, rank), wanted)
     for piece in pieces:
         click.echo(piece, nl=False)
 
@@ -456,7 +461,7 @@ def list_(app: App, /, what: str, namespace: str | None, target: Target, output:
         app.show(output, names, lambda: "\n".join(names))
         return
     cluster = app.cluster(target)
-    found = app.deployer(cluster).summaries(Releases(cluster, app.toolbox).list(namespace))
+    found = app.deployer(cluster).summaries(app.releases(cluster).list(namespace))
     app.show(output, [each.to_json() for each in found], lambda: views.releases_view(found))
 
 
@@ -502,6 +507,9 @@ def nccl(
         raise BiremeError("name a release or a log: bireme nccl RELEASE, or bireme nccl --file LOG")
     if instance and instance not in app.instances:
         raise BiremeError(f"--instance: unknown type {instance!r}: {suggestion(instance, app.instances)}")
+    from bireme.live.logs import main_log
+    from bireme.live.nccl import JobNetwork, asked_by, judge, load_measured, parse
+
     if log:
         report = parse(value_files.read_text(log, "log"), str(log))
         asked = JobNetwork(instance, nodes or report.hosts or 0, efa) if instance or efa else None

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bireme.cli.options import App, where
-from bireme.clusters.base import Cluster
 from bireme.helm import RenderRequest, scripts
-from bireme.live.release import NoRelease, Releases
+
+if TYPE_CHECKING:
+    from bireme.clusters.base import Cluster
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,10 @@ def begun(
 
     Raises NoRelease where the release ``must_exist`` and does not.
     """
+    from bireme.live.release import NoRelease
+
     place = where(cluster, request.namespace)
-    installed = Releases(cluster, app.toolbox).read(request.release, request.namespace)
+    installed = app.releases(cluster).read(request.release, request.namespace)
     try:
         old = installed.values
     except NoRelease:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,31 +15,31 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from bireme.clusters.base import ClusterInfo
+from bireme.cli.options import UNLIMITED
 from bireme.core.quantities import counted
-from bireme.live.deploy import ReleaseStatus
-from bireme.live.nccl import Verdict
-from bireme.live.observe import Difference
-from bireme.live.pods import ObservedPod
-from bireme.live.queue_position import sentence
-from bireme.live.release import Revision
-from bireme.live.shards import Shards
-from bireme.live.summary import Summary
-from bireme.live.timeline import Timeline, clock, lasted
-from bireme.live.worker_status import WorkerStatus
-from bireme.plan.object_diff import ObjectDiff
-from bireme.plan.queues import Queued
-from bireme.plan.storage import Storage
-from bireme.plan.topology import Plan
-from bireme.plan.workloads.model import PodPlan, WorkloadPlan
-from bireme.tools import ToolStatus
-from bireme_runtime.elastic.monitor.why import Cause
+
+if TYPE_CHECKING:
+    from bireme.clusters.base import ClusterInfo
+    from bireme.live.deploy import ReleaseStatus
+    from bireme.live.nccl import Verdict
+    from bireme.live.observe import Difference
+    from bireme.live.pods import ObservedPod
+    from bireme.live.release import Revision
+    from bireme.live.shards import Shards
+    from bireme.live.summary import Summary
+    from bireme.live.timeline import Timeline
+    from bireme.live.worker_status import WorkerStatus
+    from bireme.plan.object_diff import ObjectDiff
+    from bireme.plan.queues import Queued
+    from bireme.plan.storage import Storage
+    from bireme.plan.topology import Plan
+    from bireme.plan.workloads.model import PodPlan, WorkloadPlan
+    from bireme.tools import ToolStatus
+    from bireme_runtime.elastic.monitor.why import Cause
 
 _SHOWN_FAILURES = 5
 _SHOWN_PODS = 12
 _SHOWN_CAUSES = 8
-UNLIMITED = 100_000
-"""A console of this width, in characters, breaks no line of a table."""
 
 
 class _Fitting:
@@ -286,6 +286,8 @@ def _resources(resources: Mapping[str, str]) -> str:
 
 def outcome_view(outcome: ReleaseStatus, every_pod: bool = False) -> RenderableType:
     """What differs from the plan and why, then the live pods; or these, then that all is as planned."""
+    from bireme.live.queue_position import sentence
+
     # Nodes that a DaemonSet is for may come later: that alone is no difference.
     mark, style = ("✗", "red") if outcome.differences else ("!", "yellow")
     causes = [Text(f"{mark} {each}", style=style) for each in outcome.causes]
@@ -348,6 +350,8 @@ def worker_status_view(status: WorkerStatus, unit: int = 1) -> RenderableType:
 
 def timeline_view(run: Timeline) -> RenderableType:
     """The worlds of a run in a table."""
+    from bireme.live.timeline import clock, lasted
+
     columns = ["round", "began (UTC)", "lasted", "workers", "step", "per second", "lost", "why"]
     rows = []
     for world in run.worlds:

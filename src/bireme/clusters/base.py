@@ -11,8 +11,6 @@ from typing import Protocol
 from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
 
-DEFAULT_NAME = "bireme"
-
 
 @dataclass(frozen=True)
 class Cluster:

@@ -20,8 +20,9 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from bireme.clusters import DEFAULT_NAME
 from bireme.clusters.api import ApiError
-from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
+from bireme.clusters.base import ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.ports import reserved
 from bireme.clusters.programs import last_lines, run_alone

@@ -13,7 +13,6 @@ from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
 PROVIDERS = ("embedded", "kind")
-ADDONS = ("kueue", "karpenter", "flux", "argocd")
 
 
 def provider(name: str, paths: Paths, toolbox: Toolbox, console: Console | None = None) -> Provider:

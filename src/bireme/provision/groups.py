@@ -11,7 +11,6 @@ from bireme.core.errors import BiremeError
 from bireme.core.labels import NODE_TYPE_LABEL
 from bireme.plan.instances import CPU_TYPE, HYPERPOD, Instance, instance_of
 
-KINDS = ("on-demand", "spot", "reservation", "block")
 _RESERVATION = re.compile(r"cr-[0-9a-z]+")
 _REGION = re.compile(r"[a-z]{2,3}(-[a-z]+)+-\d+")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import yaml
 
 from bireme.core.errors import BiremeError
@@ -72,6 +71,8 @@ _SHOWN = 10
 
 
 def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
+    import jsonschema
+
     if chart.schema is not None:
         try:
             jsonschema.Draft202012Validator.check_schema(chart.schema)
@@ -84,6 +85,8 @@ def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
 
 def violations(chart: ChartValues, prefix: KeyPath = ()) -> Iterator[Problem]:
     """What the schema of ``chart`` refuses in its values, in the order of their places."""
+    import jsonschema
+
     validator = jsonschema.Draft202012Validator(chart.schema or {})
     for error in sorted(
         validator.iter_errors(chart.values), key=lambda each: list(map(str, each.absolute_path))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import http.client
 import shutil
 import tarfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -72,23 +70,26 @@ class Downloads:
         return f"{self._mirror}/{url.split('://', 1)[1]}" if self._mirror else url
 
     @contextlib.contextmanager
-    def _open(self, url: str) -> Iterator[http.client.HTTPResponse]:
+    def _open(self, url: str) -> Iterator[IO[bytes]]:
         """The answer to a request. Raises NotOffered when there is none, or when it ends too early."""
+        from http.client import HTTPException
+        from urllib.error import HTTPError
+        from urllib.request import urlopen
+
         host, answer = urlsplit(url).netloc, None
         if host in self._silent:
             raise NotOffered
         try:
-            with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
+            with urlopen(url, timeout=_SECONDS) as answer:
                 yield answer
-        except (OSError, http.client.HTTPException) as error:
-            if answer is None and not isinstance(error, urllib.error.HTTPError):
+        except (OSError, HTTPException) as error:
+            if answer is None and not isinstance(error, HTTPError):
                 self._silent.add(host)
             raise NotOffered(f"{url}: {error}") from error
 
     def _text(self, url: str) -> str:
         with self._open(url) as answer:
-            text: str = answer.read().decode(errors="replace")
-        return text
+            return answer.read().decode(errors="replace")
 
     def _save(self, url: str, file: Path, tool: Tool, console: Console) -> str:
         digest, done = hashlib.sha256(), 0

@@ -22,7 +22,8 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from bireme.clusters.base import DEFAULT_NAME, ClusterInfo
+from bireme.clusters import DEFAULT_NAME
+from bireme.clusters.base import ClusterInfo
 from bireme.clusters.kind.cluster import IMAGES, POD_NETWORKS, SHARED, KindCluster, containers_of, kind_name
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import LOCAL, NodeImages
