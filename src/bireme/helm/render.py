@@ -354,7 +354,7 @@ class Renderer:
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-            json.dump(kept, part)
+            part.write(json.dumps(kept))
         Path(part.name).replace(file)
 
 

@@ -154,10 +154,14 @@ def printing_copy(chart: Path, folder: Path) -> Path:
     Schemas get another name, so that Helm prints values that they refuse. Raises BiremeError for a dependency
     that is not an archive.
     """
-    shutil.copytree(chart, folder)
+    shutil.copytree(chart, folder, ignore=_only_templates_read)
     _strip(folder)
     _print(folder)
     return folder
+
+
+def _only_templates_read(folder: str, names: Sequence[str]) -> set[str]:
+    return {"templates", "files", "ci"} & set(names) if "Chart.yaml" in names else set()
 
 
 def _print(chart: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,22 @@ def shortened(sentences: Sequence[str]) -> str:
 _SHOWN = 10
 
 
-def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
+@cache
+def _flaw(schema: str) -> str:
+    """Why a JSON text is no JSON Schema, "" for one that is."""
     import jsonschema
 
+    try:
+        jsonschema.Draft202012Validator.check_schema(json.loads(schema))
+    except jsonschema.SchemaError as broken:
+        return broken.message
+    return ""
+
+
+def _chart_problems(chart: ChartValues, prefix: KeyPath) -> Iterator[Problem]:
     if chart.schema is not None:
-        try:
-            jsonschema.Draft202012Validator.check_schema(chart.schema)
-        except jsonschema.SchemaError as broken:
-            raise BiremeError(f"{chart.name}/{BUNDLE} is not a JSON Schema: {broken.message}") from broken
+        if flaw := _flaw(json.dumps(chart.schema)):
+            raise BiremeError(f"{chart.name}/{BUNDLE} is not a JSON Schema: {flaw}")
         yield from violations(chart, prefix)
     for dependency in chart.dependencies:
         yield from _chart_problems(dependency, (*prefix, dependency.name))
