@@ -24,6 +24,7 @@ from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer
 from tests.runtime.test_etcd import protected
 from tests.support import waiting
+from tests.support.tiers import core
 
 Start = Callable[..., list[Rendezvous]]
 
@@ -62,7 +63,7 @@ def join_all(members: list[Rendezvous], spread: float = 0.0) -> None:
             world.result()
 
 
-@pytest.mark.parametrize("run", range(5))
+@pytest.mark.parametrize("run", core(*range(3), of=range(5)))
 def test_a_silent_etcd_among_three_ends_no_lease_and_delays_no_round(
     run: int, three_etcds: list[EtcdServer], start: Start
 ) -> None:
@@ -80,18 +81,19 @@ def test_a_silent_etcd_among_three_ends_no_lease_and_delays_no_round(
     assert [each.waiting() for each in members] == [0] * 6
 
 
-def test_with_users_a_restart_of_etcd_for_3_s_costs_none_of_100_members_its_lease(
-    new_etcd: Callable[..., EtcdServer], start: Start
+@pytest.mark.parametrize("count", core(30, of=[30, 100]))
+def test_with_users_a_restart_of_etcd_for_3_s_costs_no_member_its_lease(
+    count: int, new_etcd: Callable[..., EtcdServer], start: Start
 ) -> None:
     server = new_etcd().start()
     protected(server)
-    members = start(100, server, user="ann", prefix="/m/", spread=15, keep_alive_max_attempt=10)
+    members = start(count, server, user="ann", prefix="/m/", spread=15, keep_alive_max_attempt=10)
     server.stop()
     time.sleep(3)
     server.start()
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        assert [each.waiting() for each in members] == [0] * 100
+        assert [each.waiting() for each in members] == [0] * count
         time.sleep(0.5)
 
 

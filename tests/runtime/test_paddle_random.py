@@ -21,6 +21,7 @@ from bireme_runtime.etcd import client as etcd
 from bireme_runtime.paddle.run import Rules, Run, last_save, serve
 from tests.runtime.dispatcher_replicas import Dispatchers, environment
 from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.support.tiers import core
 
 SCRIPT = Path(__file__).with_name("paddle_script.py")
 SHARDS, PASSES, TRAINERS = 6, 2, 2
@@ -128,7 +129,7 @@ def passes_of(client: etcd.Client, dataset: str) -> list[int]:
     return [int(json.loads(each.value)["done"]) for each in found]
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", core(*range(12), of=range(SEEDS)))
 def test_each_shard_is_in_the_final_model_once_whenever_trainer_0_is_lost(
     seed: int, tmp_path: Path, dispatchers: Dispatchers, prefix: str, shared_etcd: EtcdServer, pserver: int
 ) -> None:

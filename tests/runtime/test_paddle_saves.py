@@ -6,6 +6,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from bireme_runtime.paddle.run import last_save
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer
 from tests.runtime.paddle_pods import SECONDS, PaddleJob
+from tests.support.tiers import core
 
 SCRIPT = Path(__file__).with_name("paddle_script.py").read_text()
 SHARDS, PASSES = 8, 2
@@ -117,12 +119,15 @@ def job(tmp_path: Path, dispatchers: Dispatchers, prefix: str) -> Iterator[Train
 HOW = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
 
 
-@HOW
-@pytest.mark.parametrize("trained", [3, 11], ids=["first-pass", "last-pass"])
-@pytest.mark.parametrize("trainer", [0, 1])
+# A trainer, shards that are trained before it goes, and how it goes. The core has each pair of these.
+LOSSES = list(product([0, 1], [3, 11], [signal.SIGTERM, signal.SIGKILL]))
+
+
+@pytest.mark.parametrize("loss", core(LOSSES[0], LOSSES[3], LOSSES[5], LOSSES[6], of=LOSSES), ids=str)
 def test_what_a_trainer_leaves_of_a_pass_is_trained_before_the_pass_ends(
-    job: TrainingJob, trainer: int, trained: int, how: signal.Signals
+    job: TrainingJob, loss: tuple[int, int, signal.Signals]
 ) -> None:
+    trainer, trained, how = loss
     job.start_all()
     job.until_trained(trained)
     job.lose("trainer", trainer, how)
