@@ -1,6 +1,6 @@
-"""What upstream says today about the node agents: image tags, and the instance types with EFA or NVIDIA GPUs.
+"""What upstream says today about the node agents: the instance types with EFA or NVIDIA GPUs.
 
-python hack/agents.py           # compares it with the charts and hack/agents.yaml; exit 1 if it differs
+python hack/agents.py           # compares it with hack/agents.yaml; exit 1 if it differs
 python hack/agents.py --write   # writes the instance types to hack/agents.yaml; then `make instances`
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from dataclasses import dataclass
 
 import click
 import yaml
@@ -19,19 +18,10 @@ from bireme.helm.values import read_file
 TYPES = "agents.yaml"
 SITE = "https://raw.githubusercontent.com"
 EFA_CHART = "aws/eks-charts/master/stable/aws-efa-k8s-device-plugin/values.yaml"
-DCGM_CHART = "NVIDIA/dcgm-exporter/main/deployment/values.yaml"
 KARPENTER = "aws/karpenter-provider-aws/main/website/content/en/docs/reference/instance-types.md"
 _HEADER = """# Instance types with EFA (the chart of its device plugin in aws/eks-charts) and with NVIDIA GPUs
 # (Karpenter's table, and the P family among those with EFA). Made by `python hack/agents.py --write`.
 """
-
-
-@dataclass(frozen=True)
-class Upstream:
-    """What upstream's charts and Karpenter's documentation name: tags by chart, types by sort."""
-
-    tags: dict[str, str]
-    types: dict[str, set[str]]
 
 
 def known_types(paths: Paths) -> dict[str, set[str]]:
@@ -39,31 +29,19 @@ def known_types(paths: Paths) -> dict[str, set[str]]:
     return {kind: set(names) for kind, names in read_file(paths.hack / TYPES).items()}
 
 
-def ask(site: str = SITE) -> Upstream:
-    """Read upstream's files below ``site``."""
-    efa_chart, dcgm_chart = (yaml.safe_load(_text(site, each)) for each in (EFA_CHART, DCGM_CHART))
-    efa = set(efa_chart["supportedInstanceLabels"]["values"])
+def ask(site: str = SITE) -> dict[str, set[str]]:
+    """The instance types that upstream's files below ``site`` name, by `efa` and `nvidia`."""
+    efa = set(yaml.safe_load(_text(site, EFA_CHART))["supportedInstanceLabels"]["values"])
     sections = re.split(r"^### `", _text(site, KARPENTER), flags=re.MULTILINE)[1:]
     gpus = {each.split("`", 1)[0] for each in sections if "instance-gpu-manufacturer|nvidia" in each}
     # Karpenter's table lacks types that are in no region yet; every type of the P family has NVIDIA GPUs.
-    gpus |= {each for each in efa if re.match(r"p[0-9]", each)}
-    tags = {"efa-device-plugin": efa_chart["image"]["tag"], "gpu-metrics": dcgm_chart["image"]["tag"]}
-    return Upstream(tags, {"efa": efa, "nvidia": gpus})
+    return {"efa": efa, "nvidia": gpus | {each for each in efa if re.match(r"p[0-9]", each)}}
 
 
-def differences(paths: Paths, upstream: Upstream) -> list[str]:
-    """A sentence for everything in which this clone differs from upstream."""
-    sentences = []
-    for chart, tag in upstream.tags.items():
-        values = read_file(paths.charts / chart / "values.yaml")
-        image = values.get("dcgm", values)["image"]
-        if image["tag"] != tag:
-            sentences.append(f"charts/{chart}: {image['repository']} is {image['tag']}, upstream names {tag}")
-    known = known_types(paths)
-    for kind, types in upstream.types.items():
-        if new := sorted(types - known[kind]):
-            sentences.append(f"hack/{TYPES}: {kind} lacks {', '.join(new)}")
-    return sentences
+def differences(paths: Paths, upstream: dict[str, set[str]]) -> list[str]:
+    """A sentence for each sort of types of which hack/agents.yaml lacks some."""
+    lacking = ((kind, sorted(upstream[kind] - known)) for kind, known in known_types(paths).items())
+    return [f"hack/{TYPES}: {kind} lacks {', '.join(new)}" for kind, new in lacking if new]
 
 
 def _text(site: str, path: str) -> str:
@@ -80,7 +58,7 @@ def main(context: click.Context, write: bool, site: str) -> None:
     paths, upstream = Paths.discover(), ask(site)
     if write:
         # Those that are there stay, since nodes of them may run on.
-        merged = {kind: sorted(known | upstream.types[kind]) for kind, known in known_types(paths).items()}
+        merged = {kind: sorted(known | upstream[kind]) for kind, known in known_types(paths).items()}
         (paths.hack / TYPES).write_text(_HEADER + yaml.safe_dump(merged))
     found = differences(paths, upstream)
     click.echo("\n".join(found) or "as upstream")

@@ -150,7 +150,6 @@ class Renderer:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
         self._trees: dict[Path, str] = {}
-        self._helms: dict[str, tuple[Path, str]] = {}
         self._idle: list[RenderProcess] = []
         # Helm writes nothing there for a render, and finds nothing.
         self._home = paths.cache / "no-home"
@@ -246,7 +245,7 @@ class Renderer:
         return self._finished(request, "lint", "--quiet", *version).stdout
 
     def _finished(self, request: RenderRequest, *command: str) -> subprocess.CompletedProcess[str]:
-        binary = self._helm(request.helm)[0]
+        binary = self._toolbox.path(request.helm)
         # After "--" a chart path that begins with a dash is not a flag.
         try:
             finished = subprocess.run(
@@ -308,22 +307,16 @@ class Renderer:
     # --- the key ---
 
     def _key(self, request: RenderRequest) -> str:
+        binary = self._toolbox.path(request.helm)
+        there = binary.stat()
         parts = [
             str(_FORMAT),
-            self._helm(request.helm)[1],
+            f"{binary} {there.st_size} {there.st_mtime_ns}",
             self._tree(request.chart),
             as_json(request.values),
             *request.flags(),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def _helm(self, name: str) -> tuple[Path, str]:
-        with self._lock:
-            if name not in self._helms:
-                binary = self._toolbox.path(name)
-                there = binary.stat()
-                self._helms[name] = binary, f"{binary} {there.st_size} {there.st_mtime_ns}"
-            return self._helms[name]
 
     def _tree(self, chart: Path) -> str:
         with self._lock:
