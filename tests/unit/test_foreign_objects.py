@@ -15,6 +15,7 @@ from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
+from tests.support.tiers import core
 
 WRONG: tuple[Any, ...] = (
     *(None, True, 0, -1, 1.5, 1e300, 10**18, "x", "", "9" * 5000),
@@ -128,10 +129,26 @@ def refusal(manifest: Manifest, instances: Mapping[str, Instance]) -> str | None
     return None
 
 
-@pytest.mark.parametrize(("version", "kind"), SPECS)
+OWN = list(SPECS)
+IN_PODS = [each for each in OWN if each[1] not in ("Pod", "PersistentVolumeClaim")]
+
+
+@pytest.mark.parametrize("known", OWN, ids=str)
 def test_a_wrong_value_anywhere_is_planned_or_refused_with_a_sentence(
-    instances: Mapping[str, Instance], version: str, kind: str
+    instances: Mapping[str, Instance], known: tuple[str, str]
 ) -> None:
+    refused_or_planned(instances, *known, in_pods=known not in IN_PODS)
+
+
+# All kinds read the pods of their templates alike.
+@pytest.mark.parametrize("known", core(("batch/v1", "Job"), of=IN_PODS), ids=str)
+def test_so_is_a_wrong_value_anywhere_in_the_pods_of_a_template(
+    instances: Mapping[str, Instance], known: tuple[str, str]
+) -> None:
+    refused_or_planned(instances, *known, in_pods=True)
+
+
+def refused_or_planned(instances: Mapping[str, Instance], version: str, kind: str, *, in_pods: bool) -> None:
     manifest = {
         "apiVersion": version,
         "kind": kind,
@@ -141,6 +158,7 @@ def test_a_wrong_value_anywhere_is_planned_or_refused_with_a_sentence(
     said = {
         (path, str(value)): refusal(wrong_at(manifest, path, value), instances)
         for path in places(manifest)
+        if in_pods or not POD.keys() & set(path)
         for value in WRONG
     }
     sentences = {where: sentence for where, sentence in said.items() if sentence is not None}
