@@ -86,6 +86,13 @@ class Workbench:
             cluster, self.releases(cluster), self.renderer, self.instances, None if quiet else self.err
         )
 
+    def planned(self, request: RenderRequest) -> Plan:
+        """The plan of what ``request`` renders. Raises RenderError when the chart refuses it."""
+        from bireme.plan.topology import expand
+
+        manifests = self.renderer.render(request).manifests
+        return expand(request.release, request.namespace, manifests, self.instances)
+
     def cluster(self, target: Target) -> base.Cluster:
         """The cluster that ``target`` names, else of $KUBECONFIG, of `bireme up`, or of ~/.kube/config."""
         from bireme.clusters.state import list_clusters
@@ -186,11 +193,7 @@ class Cluster:
         ``files`` are paths, or names of instance types and workloads. ``values`` count more. ``script`` is a
         file, a folder or git+URL@REF, as for --script. ``namespace`` is default unless given.
         """
-        from bireme.plan.topology import expand
-
-        request = self._bench.request(chart, release, **given)
-        manifests = self._bench.renderer.render(request).manifests
-        return expand(request.release, request.namespace, manifests, self._bench.instances)
+        return self._bench.planned(self._bench.request(chart, release, **given))
 
     def install(
         self,

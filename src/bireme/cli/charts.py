@@ -13,7 +13,6 @@ import click
 import yaml
 
 from bireme.cli import views
-from bireme.cli.completion import names
 from bireme.cli.options import (
     App,
     a_namespace,
@@ -22,6 +21,7 @@ from bireme.cli.options import (
     cli,
     explained,
     fail_on_option,
+    names,
     output_option,
     pass_app,
     report,
@@ -121,16 +121,15 @@ def migrate(chart: str, files: tuple[Path, ...], check: bool) -> None:
 
 @cli.command()
 @chart_and_values
-@click.option("--helm3", is_flag=True, help="Render with Helm 3 instead of 4")
 @output_option("yaml", "json")
 @pass_app
-def render(app: App, /, helm3: bool, output: str, **options: Any) -> None:
+def render(app: App, /, output: str, **options: Any) -> None:
     """Render CHART and print its objects.
 
     \b
     Example: bireme render torch-elastic imagenet -f p4d.24xlarge
     """
-    request = replace(request_of(app, **options), helm="helm3" if helm3 else "helm")
+    request = request_of(app, **options)
     with explained(app, request):
         if output == "yaml":
             click.echo(app.renderer.text(request), nl=False)
@@ -341,7 +340,7 @@ def plan(
              bireme plan torch-elastic imagenet --against --reuse-values --set workers=5
     """
     from bireme.clusters.nodes import parse_nodes
-    from bireme.plan.topology import expand, fit
+    from bireme.plan.topology import fit
 
     if reuses and not against:
         raise BiremeError("--reuse-values: there are values to keep only with --against")
@@ -350,8 +349,7 @@ def plan(
     request = upgrade.request if upgrade else request
     available = parse_nodes(nodes, app.instances) if nodes is not None else None
     with explained(app, request):
-        manifests = app.renderer.render(request).manifests
-    planned = expand(request.release, request.namespace, manifests, app.instances)
+        planned = app.planned(request)
     if upgrade:
         foreseen = app.deployer(upgrade.cluster).changes(request)
         said = [*foreseen.sentences(), *([upgrade.differing] if foreseen.is_refused else [])]

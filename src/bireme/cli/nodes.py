@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from bireme import __version__
 from bireme.cli import views
 from bireme.cli.options import App, cli, output_option, pass_app, stacked
 from bireme.clusters import ADDONS, DEFAULT_NAME
 from bireme.core.errors import BiremeError
 from bireme.core.progress import step
-from bireme.helm import RenderRequest
-from bireme.helm import values as value_files
 from bireme.helm.yaml import BlockDumper
 from bireme.provision import CAPACITIES
 from bireme.workbench import refuse_name
@@ -152,19 +149,6 @@ def tools(app: App, /, get: str | None, output: str) -> None:
     app.show(output, [tool.to_json() for tool in found], lambda: views.tools_view(found))
 
 
-@cli.command()
-@pass_app
-def version(app: App, /) -> None:
-    """Print the versions of Bireme, Helm and Kubernetes.
-
-    \b
-    Example: bireme version
-    """
-    click.echo(f"bireme {__version__}")
-    for name in ("helm", "helm3", "kube-apiserver"):
-        click.echo(f"{name} {app.toolbox.pin(name).version}")
-
-
 _fleet = stacked(
     click.option("--nodes", required=True, help="Nodes by instance type, e.g. p4d.24xlarge=3"),
     click.option("--cluster", "name", default="bireme", show_default=True, help="Name of the EKS cluster"),
@@ -277,18 +261,10 @@ def demo(app: App, /) -> None:
     \b
     Example: bireme demo
     """
-    from bireme.plan.topology import expand
-
-    values = [
-        app.paths.values / "instances/p4d.24xlarge.yaml",
-        app.paths.values / "workloads/imagenet-efa.yaml",
-    ]
-    request = RenderRequest(
-        app.paths.charts / "torch-elastic", value_files.load(values) | {"workers": 3}, "imagenet"
-    )
+    chart, files = str(app.paths.charts / "torch-elastic"), ["p4d.24xlarge", "imagenet-efa"]
+    request = app.request(chart, "imagenet", files, {"workers": 3})
     # The plan needs Helm only, and is there to read while the control plane is got or built.
-    manifests = app.renderer.render(request).manifests
-    app.out.print(views.plan_view(expand(request.release, request.namespace, manifests, app.instances)))
+    app.out.print(views.plan_view(app.planned(request)))
     embedded, name = app.provider("embedded"), f"demo-{os.getpid()}"
     cluster = embedded.up(name, {"p4d.24xlarge": 3})
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, reduce, wraps
 from html import escape
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 import yaml
+from click.shell_completion import CompletionItem
 from rich.console import Console, RenderableType
 
 from bireme import __version__
-from bireme.cli.completion import names
 from bireme.core.errors import BiremeError
 from bireme.core.findings import SEVERITIES, WRITERS, Finding
 from bireme.helm import RenderError, RenderRequest, SetFlags
@@ -117,6 +117,24 @@ def output_option(*formats: str) -> Callable[[F], F]:
     return click.option(
         "-o", "--output", type=click.Choice(formats), default=formats[0], show_default=True, help="Format"
     )
+
+
+def names(
+    find: Callable[[click.Context], Iterable[str]], beside: str = ""
+) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Completes the names that ``find`` gives, and what the shell knows beside them: ``file`` or ``dir``.
+
+    Nothing is said about what goes wrong: who presses Tab reads no errors.
+    """
+
+    def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found: list[str] = []
+        with suppress(Exception):
+            found = sorted(name for name in find(context) if name.startswith(incomplete))
+        more = [CompletionItem(incomplete, type=beside)] if beside else []
+        return [CompletionItem(name) for name in found] + more
+
+    return complete
 
 
 def a_namespace(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bireme.cli import views
-from bireme.cli.completion import names
 from bireme.cli.options import (
     App,
     a_namespace,
@@ -22,6 +21,7 @@ from bireme.cli.options import (
     chart_argument,
     cli,
     explained,
+    names,
     namespace_option,
     on_release,
     output_option,
