@@ -16,15 +16,14 @@ from typing import Any
 import agents
 import yaml
 
+from bireme import Cluster
 from bireme.audit.rules import list_of_rules
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.core.quantities import ACCELERATORS
-from bireme.helm import Renderer, RenderRequest, values
 from bireme.live.nccl import load_measured
 from bireme.plan.instances import HYPERPOD, load_instances
 from bireme.plan.picture import svg
-from bireme.plan.topology import expand
 from bireme.schemas import bundle
 from bireme.tools import Toolbox
 
@@ -58,14 +57,10 @@ def chart_readme(paths: Paths, toolbox: Toolbox, chart: str) -> str:
     return made.stdout.strip() + "\n"
 
 
-def readme_picture(paths: Paths, toolbox: Toolbox) -> str:
+def readme_picture() -> str:
     """The plan of imagenet-efa with three workers, drawn."""
-    files = [paths.values / "instances/p4d.24xlarge.yaml", paths.values / "workloads/imagenet-efa.yaml"]
-    request = RenderRequest(
-        paths.charts / "torch-elastic", values.load(files) | {"workers": 3}, release="imagenet"
-    )
-    manifests = Renderer(toolbox, paths).render(request).manifests
-    return svg(expand(request.release, request.namespace, manifests, load_instances(paths)))
+    files = ["p4d.24xlarge", "imagenet-efa"]
+    return svg(Cluster().plan("torch-elastic", "imagenet", files=files, values={"workers": 3}))
 
 
 def write_docs(paths: Paths) -> None:
@@ -74,7 +69,7 @@ def write_docs(paths: Paths) -> None:
     for template in paths.charts.glob("*/README.md.gotmpl"):
         made = chart_readme(paths, toolbox, template.parent.name)
         template.with_name("README.md").write_text(made)
-    (paths.root / "docs/plan.svg").write_text(readme_picture(paths, toolbox))
+    (paths.root / "docs/plan.svg").write_text(readme_picture())
     audit = paths.root / "docs/audit.md"
     before, heading, _ = audit.read_text().rpartition("## The rules\n")
     audit.write_text(f"{before}{heading}\n{list_of_rules()}")

@@ -38,14 +38,12 @@ from typing import Any
 
 import yaml
 
-from bireme import __version__
+from bireme import Cluster, __version__
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
 from bireme.plan import workloads
-from bireme.plan.instances import load_instances
 from bireme.plan.picture import svg
-from bireme.plan.topology import expand
 from bireme.tools import Toolbox
 
 _DEFAULT_URL = "."
@@ -213,17 +211,15 @@ def _sbom(archive: Path) -> Path:
     return archive.with_suffix(".cdx.json")
 
 
-def draw_plans(paths: Paths, renderer: Renderer, folder: Path) -> set[str]:
+def draw_plans(paths: Paths, folder: Path) -> set[str]:
     """Draw what the first ci/*-values.yaml of each chart plan, as ``folder``/CHART.svg.
 
     Returns the names of the charts with a picture: those that plan pods.
     """
     folder.mkdir()
-    instances, drawn = load_instances(paths), set()
+    cluster, drawn = Cluster(), set()
     for chart in application_charts(paths):
-        given = values.load([min((chart / "ci").glob("*-values.yaml"))])
-        manifests = renderer.render(RenderRequest(chart, given, release=chart.name)).manifests
-        plan = expand(chart.name, "default", manifests, instances)
+        plan = cluster.plan(str(chart), files=[str(min((chart / "ci").glob("*-values.yaml")))])
         if plan.totals.pods:
             (folder / f"{chart.name}.svg").write_text(svg(plan), encoding="utf-8")
             drawn.add(chart.name)
@@ -427,7 +423,7 @@ def package(
     folder.mkdir(parents=True)
     folder, time, toolbox = folder.resolve(), epoch(paths.root), Toolbox(paths)
     renderer = Renderer(toolbox, paths)
-    drawn = draw_plans(paths, renderer, folder / "plans")
+    drawn = draw_plans(paths, folder / "plans")
     archives = []
     for chart in application_charts(paths):
         images = images_of(renderer, chart)
