@@ -160,6 +160,10 @@ bench-startup: setup ## Measure how fast workers of MPI jobs start, compared wit
 bench-recovery: setup ## Measure how fast training continues after a kill, compared with stock torchrun (half an hour; needs a container engine)
 	$(BIN)/python benchmarks/recovery.py
 
+.PHONY: bench-goodput
+bench-goodput: setup ## Measure what faults leave of the time of a job, compared with other systems (needs root and half an hour: ARGS=--quick for one run)
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" PYTHONPATH=.:runtime/src $(BIN)/python benchmarks/goodput.py $(ARGS)
+
 .PHONY: lock
 lock: setup ## Write requirements.lock from pyproject.toml
 	$(PYTHON) -m venv $(VENV)/uv

@@ -1,0 +1,78 @@
+"""The pure part of benchmarks/goodput.py: the faults of a seed, and what the steps of a run are worth."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from goodput import FAULTS, Fault, account, fault_list, longest_pause
+
+
+def steps(*made: tuple[float, int], world: int = 3) -> list[dict[str, Any]]:
+    """Steps by their moment and number, with a loss that is a number."""
+    return [{"time": time, "step": step, "world": world, "finite": True} for time, step in made]
+
+
+def a_second_each(numbers: Iterable[int], since: float = 0.0) -> list[dict[str, Any]]:
+    return steps(*((since + index, number) for index, number in enumerate(numbers, 1)))
+
+
+def test_a_seed_gives_the_same_faults_again_and_another_seed_gives_others() -> None:
+    kinds = list(FAULTS)
+    assert fault_list(7, kinds, 2) == fault_list(7, kinds, 2)
+    assert fault_list(7, kinds, 2) != fault_list(8, kinds, 2)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_kind_comes_as_often_as_wanted_in_windows_that_follow_each_other(seed: int) -> None:
+    faults = fault_list(seed, ["kill", "delete", "node"], 3)
+    assert sorted(fault.kind for fault in faults) == ["delete"] * 3 + ["kill"] * 3 + ["node"] * 3
+    begin = 0.0
+    for fault in faults:
+        assert begin + 2 <= fault.at <= begin + 10 < fault.end
+        assert fault.end - begin == {"node": 180}.get(fault.kind, 60)
+        assert fault.worker in range(3)
+        begin = fault.end
+    assert isinstance(faults[0], Fault)
+
+
+def test_an_undisturbed_run_is_worth_all_of_its_time() -> None:
+    found = account(a_second_each(range(1, 11)), 0, 10, ideal=1)
+    assert (found.useful, found.again, found.goodput) == (10, 0, 1)
+
+
+def test_steps_after_a_return_to_a_checkpoint_count_once() -> None:
+    made = a_second_each([1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8])
+    found = account(made, 0, 11, ideal=1)
+    assert (found.useful, found.again) == (8, 3)
+    assert found.goodput == pytest.approx(8 / 11, abs=1e-4)
+
+
+def test_a_step_of_two_of_three_workers_counts_two_thirds() -> None:
+    made = [*a_second_each([1, 2]), *steps((3, 3), (4, 4), (5, 5), world=2)]
+    assert account(made, 0, 5, ideal=1).useful == 4
+
+
+def test_what_was_made_before_a_window_is_not_new_in_it() -> None:
+    made = a_second_each([1, 2, 3, 4, 3, 4, 5])
+    found = account(made, 4, 7, ideal=1)
+    assert (found.useful, found.again) == (1, 2)
+
+
+def test_a_step_whose_loss_is_no_number_is_useful_only_when_it_is_made_again() -> None:
+    made = a_second_each([1, 2, 3, 4, 3, 4])
+    made[2]["finite"] = made[3]["finite"] = False
+    found = account(made, 0, 6, ideal=1)
+    assert (found.useful, found.again) == (4, 2)
+
+
+def test_a_pause_lasts_until_a_step_that_is_new() -> None:
+    made = steps((1, 1), (2, 2), (3, 3), (10, 2), (11, 3), (12, 4), (13, 5))
+    assert longest_pause(made, 2.5, 13) == 9
+    assert longest_pause(made, 2.5, 40) == 27
