@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
+from bireme import __version__
 from bireme.cli import views
 from bireme.cli.options import App, cli, output_option, pass_app, stacked
 from bireme.clusters import ADDONS, DEFAULT_NAME
@@ -147,6 +148,19 @@ def tools(app: App, /, get: str | None, output: str) -> None:
         return
     found = app.toolbox.list()
     app.show(output, [tool.to_json() for tool in found], lambda: views.tools_view(found))
+
+
+@cli.command()
+@pass_app
+def version(app: App, /) -> None:
+    """Print the versions of Bireme, Helm and Kubernetes.
+
+    \b
+    Example: bireme version
+    """
+    click.echo(f"bireme {__version__}")
+    for name in ("helm", "helm3", "kube-apiserver"):
+        click.echo(f"{name} {app.toolbox.pin(name).version}")
 
 
 _fleet = stacked(
