@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 from bireme.clusters.kind import KindCluster
+from bireme.clusters.kind.cluster import NETWORK_FILE
 from tests.kind.shell import NODE_TYPE, until
 from tests.kind.training import Training
 from tests.support import faults
@@ -23,18 +24,39 @@ def stop(cluster: KindCluster) -> Iterator[Callable[[str], None]]:
 
     def _stop(node: str) -> None:
         stopped.append(node)
-        cluster.stop_node(node)
+        # Like a power failure of the machine.
+        cluster.engine("kill", node)
 
     yield _stop
     for node in stopped:
         if node not in cluster.containers(running=True):
-            cluster.start_node(node)
+            start(cluster, node)
         out_of_service(cluster, node, False)
 
 
+def start(cluster: KindCluster, node: str) -> None:
+    """Start a stopped node again. One whose Node was deleted registers again, with the same labels."""
+    before = heartbeat(cluster, node)
+    cluster.engine("start", node)
+    # The node may get another address range: without this file, no pod starts before the range is known.
+    cluster.on_node(node, "rm", "-f", NETWORK_FILE)
+    until(lambda: heartbeat(cluster, node) not in ("", before), 180, f"the kubelet of {node} to register")
+    cluster.prepare_nodes()
+
+
+def ready(cluster: KindCluster, node: str) -> Mapping[str, str]:
+    """The condition Ready of the Node; empty where there is none, or none with a pod network."""
+    found = cluster.api.find(f"/api/v1/nodes/{node}") or {"spec": {}}
+    conditions = found["status"].get("conditions", []) if found["spec"].get("podCIDR") else []
+    return next((each for each in conditions if each["type"] == "Ready"), {})
+
+
+def heartbeat(cluster: KindCluster, node: str) -> str:
+    return ready(cluster, node).get("lastHeartbeatTime", "")
+
+
 def is_ready(cluster: KindCluster, node: str) -> bool:
-    conditions = cluster.api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return ready(cluster, node).get("status") == "True"
 
 
 def out_of_service(cluster: KindCluster, node: str, lost: bool) -> None:
@@ -63,7 +85,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     second = training.worker(1).node
     assert second
     assert second != first
-    cluster.start_node(first)
+    start(cluster, first)
     out_of_service(cluster, first, False)
 
     stop(second)
@@ -72,7 +94,7 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     faults.remove_node(cluster, second)
     training.until_trained(30, world_size=2, seconds=180)
     assert training.worker(1).node == first
-    cluster.start_node(second)
+    start(cluster, second)
     node = cluster.api.get(f"/api/v1/nodes/{second}")
     assert node["metadata"]["labels"]["node.kubernetes.io/instance-type"] == NODE_TYPE
     assert node["status"]["allocatable"]["nvidia.com/gpu"] == "1"

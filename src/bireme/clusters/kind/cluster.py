@@ -100,29 +100,6 @@ class KindCluster(FakeNodes):
         """The directory of this machine that a claim of ``add_claim`` keeps its files in."""
         return self.shared / f"{namespace}-{claim}"
 
-    def stop_node(self, node: str) -> None:
-        """Kill a node's container, like a power failure of the machine."""
-        self.engine("kill", self._container(node))
-
-    def start_node(self, node: str) -> None:
-        """Start a stopped node's container again; returns when it is Ready, with its routes and devices.
-
-        A Node that was deleted in the meantime registers again, with the same labels and taints.
-        """
-        before = self._heartbeat(node)
-        self.engine("start", self._container(node))
-        # The node may get another address range: without this file, no pod starts before the range is known.
-        self.on_node(node, "rm", "-f", NETWORK_FILE)
-        until(
-            lambda: self._heartbeat(node) not in ("", before),
-            _READY_SECONDS,
-            f"the kubelet of {node} to register",
-        )
-        self._connect()
-        self._advertise()
-        until(lambda: node in self._ready_nodes(), _READY_SECONDS, f"{node} to be Ready")
-        until(self._services_answer, _READY_SECONDS, "the cluster's DNS and services")
-
     def on_node(self, node: str, *command: str) -> str:
         """What ``command`` prints when it runs on a node, as root. Raises BiremeError when it fails."""
         return self.engine("exec", self._container(node), *command)
@@ -133,12 +110,6 @@ class KindCluster(FakeNodes):
                 f"the cluster {self.name} has no node {node} in a container: see kubectl get nodes"
             )
         return node
-
-    def _heartbeat(self, node: str) -> str:
-        """The time of the kubelet's last heartbeat; empty until the Node has a pod network."""
-        found = [each for each in self._real_nodes() if each["metadata"]["name"] == node]
-        conditions = [each for node in found for each in node["status"].get("conditions", [])]
-        return next((str(each["lastHeartbeatTime"]) for each in conditions if each["type"] == "Ready"), "")
 
     def _real_nodes(self) -> list[dict[str, Any]]:
         """The nodes with a kubelet that have their pod network."""
