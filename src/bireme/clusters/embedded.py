@@ -20,7 +20,6 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from bireme.clusters import DEFAULT_NAME
 from bireme.clusters.api import ApiError
 from bireme.clusters.base import ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
@@ -68,7 +67,7 @@ class EmbeddedProvider:
 
     def up(
         self,
-        name: str = DEFAULT_NAME,
+        name: str,
         nodes: Mapping[str, int] | None = None,
         kubernetes: str | None = None,
         options: Mapping[str, str] | None = None,
@@ -101,14 +100,14 @@ class EmbeddedProvider:
             raise
         return cluster
 
-    def down(self, name: str = DEFAULT_NAME) -> bool:
+    def down(self, name: str) -> bool:
         """Stop the cluster's processes and remove its directory; False when there was nothing to do.
 
         Also clears what a crashed ``up`` left. Raises BiremeError when a process is another user's.
         """
         return _destroy(cluster_dir(self._paths, name))
 
-    def get(self, name: str = DEFAULT_NAME) -> EmbeddedCluster:
+    def get(self, name: str) -> EmbeddedCluster:
         """The running cluster ``name``. Raises BiremeError when there is none."""
         info = made_by(self._paths, self.name, name)
         lost = _lost_components(cluster_dir(self._paths, name))

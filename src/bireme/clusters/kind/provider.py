@@ -22,7 +22,6 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from bireme.clusters import DEFAULT_NAME
 from bireme.clusters.base import ClusterInfo
 from bireme.clusters.kind.cluster import IMAGES, POD_NETWORKS, SHARED, KindCluster, containers_of, kind_name
 from bireme.clusters.kind.engine import Engine
@@ -62,7 +61,7 @@ class KindProvider:
 
     def up(
         self,
-        name: str = DEFAULT_NAME,
+        name: str,
         nodes: Mapping[str, int] | None = None,
         kubernetes: str | None = None,
         fake: Mapping[str, int] | None = None,
@@ -107,7 +106,7 @@ class KindProvider:
             raise
         return cluster
 
-    def down(self, name: str = DEFAULT_NAME) -> bool:
+    def down(self, name: str) -> bool:
         """Remove the cluster's containers, network and files; False when there was nothing to do.
 
         Also clears what a crashed ``up`` left. Raises BiremeError when there are files of the cluster but no
@@ -117,7 +116,7 @@ class KindProvider:
             return False
         return self._destroy(name)
 
-    def get(self, name: str = DEFAULT_NAME) -> KindCluster:
+    def get(self, name: str) -> KindCluster:
         """The running cluster ``name``. Raises BiremeError when there is none."""
         info = made_by(self._paths, self.name, name)
         self._engine.check()
