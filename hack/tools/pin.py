@@ -8,7 +8,6 @@ Packages and module come from tools.toml. Needs Go, and the module proxy for wha
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,20 +17,22 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-OLDEST_GO_WITH_TOOL_DIRECTIVE = (1, 24)
+# Whose go.mod has the tool directive.
+OLDEST_GO = "1.24"
 OWN_MAIN = "."
 
 
 def pin(folder: str, version: str) -> None:
     """Pin ``folder`` at ``version`` (with or without a leading v); the old pin stays if anything fails."""
-    module = _module_of(folder)
-    path, tag = module["module"], "v" + version.removeprefix("v")
+    modules = _modules_of(folder)
+    path, tag = modules[0]["module"], "v" + version.removeprefix("v")
     with tempfile.TemporaryDirectory() as scratch:
         upstream = json.loads(_go(["mod", "download", "-json", f"{path}@{tag}"], scratch))["GoMod"]
         facts = json.loads(_go(["mod", "edit", "-json", upstream], scratch))
         _go(["mod", "init", f"bireme.dev/tools/{folder}"], scratch)
-        edits = [f"-go={_go_line(facts['Go'])}", f"-require={path}@{tag}", *_replacements(facts, tag)]
-        packages = [tool["package"] for tool in module["tools"].values()]
+        line = max(facts["Go"], OLDEST_GO, key=lambda each: [int(part) for part in each.split(".")])
+        edits = [f"-go={line}", f"-require={path}@{tag}", *_replacements(facts, tag)]
+        packages = [tool["package"] for module in modules for tool in module["tools"].values()]
         edits += [f"-tool={package}" for package in packages if package != OWN_MAIN]
         for file in (HERE / folder).glob("*.go"):
             shutil.copy(file, scratch)
@@ -39,18 +40,16 @@ def pin(folder: str, version: str) -> None:
         _go(["mod", "tidy"], scratch)
         (HERE / folder).mkdir(exist_ok=True)
         for name in ("go.mod", "go.sum"):
-            shutil.copyfile(Path(scratch, name), HERE / folder / f"{name}.new")
-        for name in ("go.mod", "go.sum"):
-            os.replace(HERE / folder / f"{name}.new", HERE / folder / name)
+            shutil.copyfile(Path(scratch, name), HERE / folder / name)
 
 
-def _module_of(folder: str) -> dict[str, Any]:
+def _modules_of(folder: str) -> list[dict[str, Any]]:
+    """The modules whose tools are pinned in ``folder``; the version is that of the first."""
     modules = tomllib.loads((HERE / "tools.toml").read_text())["modules"]
-    for name, module in modules.items():
-        if folder in module.get("folders", [name]):
-            found: dict[str, Any] = module
-            return found
-    raise SystemExit(f"error: tools.toml knows no folder {folder}: add it there first")
+    found = [module for name, module in modules.items() if folder in module.get("folders", [name])]
+    if not found:
+        raise SystemExit(f"error: tools.toml knows no folder {folder}: add it there first")
+    return found
 
 
 def _replacements(facts: dict[str, Any], tag: str) -> list[str]:
@@ -68,12 +67,6 @@ def _replacements(facts: dict[str, Any], tag: str) -> list[str]:
         elif required.get(path) == "v0.0.0":
             made.append(f"-replace={path}={path}@{published}")
     return made
-
-
-def _go_line(upstream: str) -> str:
-    if tuple(int(part) for part in upstream.split(".")[:2]) < OLDEST_GO_WITH_TOOL_DIRECTIVE:
-        return ".".join(str(part) for part in OLDEST_GO_WITH_TOOL_DIRECTIVE)
-    return upstream
 
 
 def _go(arguments: list[str], folder: str) -> str:

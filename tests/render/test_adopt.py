@@ -23,6 +23,7 @@ from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.plan.instances import Instance
 from bireme.testing.charts import RequestFor
+from tests.render.adopt_fuzz import Fuzzer
 
 HERE = Path(__file__).parent
 CASES: Mapping[str, Any] = yaml.safe_load((HERE / "adopt.yaml").read_text())
@@ -95,8 +96,9 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
 REFUSED = [
     ("the-first-mpijob", "gpusPerNode: 8", "", r"say it as spec\.gpusPerNode"),
     ("python-in-a-pytorchjob", "command: [python3, -u", "args: [-u", "names no command"),
-    ("paddlejob-of-kubeflow", "command: [python]", "command: 7", "another type"),
-    ("volcano-with-parameter-servers", "[python, server.py]", "[mpirun, server.py]", "starts other pods"),
+    ("paddlejob-of-kubeflow", "command: [python]", "command: 7", "command has another type than"),
+    ("volcano-with-mpirun", "hello --fast;", "hello --fast; sleep 9", "starts other pods"),
+    ("a-trainjob-with-a-runtime-of-mpi", "runLauncherAsNode: true", "mpiX: 1", "its launcher has no rank"),
 ]
 
 
@@ -111,9 +113,10 @@ def test_what_only_an_operator_or_an_image_knows_is_refused(
     instances: Mapping[str, Instance],
     tmp_path: Path,
 ) -> None:
-    [document] = jobs(tmp_path, CASES[name]["manifest"].replace(old, new))
+    there = objects(tmp_path, CASES[name]["manifest"].replace(old, new))
+    [document] = [each for each in there if each.kind in table("charts")]
     with pytest.raises(BiremeError, match=says):
-        Adopter(renderer, bireme_paths.charts, instances, {}).adopt(document)
+        Adopter(renderer, bireme_paths.charts, instances, {}).adopt(document, there)
 
 
 # --- the programs ---
@@ -290,6 +293,17 @@ def test_two_jobs_of_one_name_are_not_written_over_each_other(job: Path, tmp_pat
 def test_a_folder_without_jobs_is_a_sentence(tmp_path: Path) -> None:
     result = adopt(tmp_path)
     assert (result.exit_code, "no job of a kind" in result.stderr) == (1, True)
+
+
+def test_mutated_jobs_are_adopted_or_refused_with_a_sentence(adopter: Adopter, tmp_path: Path) -> None:
+    fuzzer = Fuzzer(adopter, tmp_path)
+    assert [fault for seed in range(25) if (fault := fuzzer.fault(seed))] == []
+
+
+@pytest.mark.whole
+def test_a_thousand_mutated_jobs_end_without_a_traceback(adopter: Adopter, tmp_path: Path) -> None:
+    fuzzer = Fuzzer(adopter, tmp_path)
+    assert [fault for seed in range(1000, 2000) if (fault := fuzzer.fault(seed))] == []
 
 
 @pytest.mark.whole

@@ -69,7 +69,8 @@ def export(
         raise BiremeError(f"without our runtime this job cannot run: {' '.join(refused)}")
     rendered = [each for each in renderer.render(request).manifests if not each.is_hook]
     job = next(each for each in rendered if each.kind in ("Job", "MPIJob") and _is_worker(each))
-    made, further = _MAKERS.get(kind, _job)(_plain(job, way["has_runtime"]))
+    plain = _plain(job, way["has_runtime"])
+    made, further = _MAKERS[kind](plain) if kind in _MAKERS else ([plain], ())
     # The controllers of the other kinds make a Service of their own.
     kept = [each for each in rendered if each is not job and (kind == "Job" or not _is_worker(each))]
     objects = [*(_plain(each, way["has_runtime"]) for each in kept), *made]
@@ -131,10 +132,6 @@ def _renamed(job: Object, container: str, host: str) -> Object:
     text = json.dumps(job).replace(f"{name}-0.{subdomain}.{job['metadata']['namespace']}.svc", host)
     found: Object = json.loads(re.sub(r'("(name|containerName)": )"trainer"', rf'\1"{container}"', text))
     return found
-
-
-def _job(job: Object) -> tuple[list[Object], Sequence[str]]:
-    return [job], ()
 
 
 def _group(job: Object, group: str) -> tuple[Object, Object]:

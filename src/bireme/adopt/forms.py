@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from bireme.adopt.parts import Part, leaves
 from bireme.adopt.tables import table
 from bireme.audit.documents import Document, Place, mappings, spelled, within
+from bireme.audit.facts import pods_of
 from bireme.core.errors import BiremeError
 from bireme.core.quantities import ACCELERATORS
 
@@ -128,18 +130,21 @@ def _form_of(document: Document, others: Sequence[Document]) -> Form:
     if document.kind == "TrainJob":
         return _train_job(document, others)
     spec, form = within(document.content, "spec"), table("forms").get(document.kind)
-    if not form or form["has"] not in spec:
+    roles = _roles(document) if form and "kind" in form else {"": ""}
+    if not form or form["has"] not in spec or not roles:
         return Form(document, [document], {})
-    made = _Made(document, form["apiVersion"], document.kind)
-    kept = {f"spec.{key}": f"spec.{key}" for key in spec if key not in form["gone"]}
-    for to, origin in {**kept, **form["moves"]}.items():
-        if (found := _value(document.content, _place(origin))) is not None:
-            made.put(_place(to), found, _place(origin))
-    for to, found in form["set"].items():
+    made = _Made(document, form["apiVersion"], form.get("kind", document.kind))
+    kept = {f"spec.{key}": f"spec.{key}" for key in spec if key not in form.get("gone", spec)}
+    for to, path in {**kept, **form["moves"]}.items():
+        origin = _place(re.sub(r"\{(\w+)\}", lambda role: roles.get(role[1], role[0]), path))
+        if (found := _value(document.content, origin)) is not None:
+            made.put(_place(to), found, origin)
+    for to, found in form.get("set", {}).items():
         made.put(_place(to), found, ("",))
-    for path in form["without"]:
+    for path in form.get("without", ()):
         *way, last = _place(path)
-        _value(made.content, tuple(way)).pop(last, None)
+        if isinstance(holder := _value(made.content, tuple(way)), dict):
+            holder.pop(last, None)
     if document.kind == "MPIJob":
         _count_devices(made, spec)
     return made.form()
@@ -165,6 +170,18 @@ def _count_devices(made: _Made, spec: Mapping[str, Any]) -> None:
     made.content["spec"].setdefault("slotsPerWorker", slots)
 
 
+def _roles(document: Document) -> Mapping[str, str]:
+    """Where a job has the pod that runs mpirun and those in which it starts ranks. {} where it has none."""
+    commands = {
+        ".".join(map(str, pods.place[:-1])): [
+            (each.get("command"), each.get("args")) for each in mappings(pods.spec.get("containers"))
+        ]
+        for pods in pods_of(document)
+    }
+    found = {re.search("mpirun|mpiexec", str(each)) is not None: place for place, each in commands.items()}
+    return {"lead": found[True], "rest": found[False]} if len(commands) == len(found) == 2 else {}
+
+
 def _train_job(document: Document, others: Sequence[Document]) -> Form:
     """The JobSet that Kubeflow's trainer makes of the job and its runtime, without other groups of pods."""
     spec = within(document.content, "spec")
@@ -172,6 +189,9 @@ def _train_job(document: Document, others: Sequence[Document]) -> Form:
     named = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
     runtime = [each for each in others if (each.kind, each.name) == named][:1]
     told = within(runtime[0].content, "spec") if runtime else {}
+    policy = within(told, "mlPolicy", "mpi")
+    if policy and not policy.get("runLauncherAsNode"):
+        raise BiremeError("its launcher has no rank: docs/coming-from.md says how an MPIJob is moved")
     made = _Made(document, "jobset.x-k8s.io/v1alpha2", "JobSet")
     inner, inside = within(told, "template", "spec"), ("spec", "template", "spec")
     for key in {*inner} - {"replicatedJobs"}:
@@ -196,16 +216,16 @@ def _train_job(document: Document, others: Sequence[Document]) -> Form:
     node = containers[main[-1]]
     own = {key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer}
     made.lay(node, main, own, ("spec", "trainer"))
-    for key, to, default in (
-        ("numNodes", (*job, "parallelism"), 1),
-        ("resourcesPerNode", (*main, "resources"), None),
-        ("numProcPerNode", (*main, "env", len(node.setdefault("env", []))), None),
-    ):
-        way: Place = ("mlPolicy", "torch") if key == "numProcPerNode" else ("mlPolicy",)
+    variables = table("policies")["mpi" if policy else "torch"]
+    places: dict[str, Place] = {"numNodes": (*job, "parallelism"), "resourcesPerNode": (*main, "resources")}
+    for key in (*places, *variables):
+        way: Place = ("mlPolicy", "mpi" if policy else "torch") if key in variables else ("mlPolicy",)
         way = ("trainer",) if key in trainer else way
-        found = (trainer if key in trainer else within(told, *map(str, way))).get(key, default)
-        if found is not None:
-            value = {"name": "PET_NPROC_PER_NODE", "value": str(found)} if key == "numProcPerNode" else found
+        found = within(spec if key in trainer else told, *map(str, way)).get(key, {"numNodes": 1}.get(key))
+        # One process of a runtime's stands for one on each device.
+        if found is not None and (key, found, way) != ("numProcPerNode", 1, ("mlPolicy", "mpi")):
+            to = places.get(key, (*main, "env", len(node.setdefault("env", []))))
+            value = {"name": variables[key], "value": str(found)} if key in variables else found
             made.put(to, value, ("spec", *way, key), int(key not in trainer))
     return made.form(*runtime)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 from bireme.adopt.forms import form_of
 from bireme.adopt.parts import Part, leaves, parts_of
 from bireme.adopt.pods import accelerators_of, at, carry, pod_values, pruned, put, side_values
@@ -75,11 +77,12 @@ class Adopter:
         """
         metadata = within(document.content, "metadata")
         name = document.name or str(metadata.get("generateName") or "job").rstrip("-.")
-        try:
-            job = _Job(document, others, self.instances)
-            values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise BiremeError("one of its fields has another type than Kubernetes takes") from error
+        for one in (document, *others):
+            for problem in jsonschema.Draft202012Validator(table("types")).iter_errors(one.content):
+                field = spelled(tuple(problem.absolute_path))
+                raise BiremeError(f"{one.kind} {field} has another type than Kubernetes takes: correct it")
+        job = _Job(document, others, self.instances)
+        values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
         request = RenderRequest(self.charts / job.chart, merge(values, dict(self.given)), name)
         if not at(request.values, "image.repository"):
             raise BiremeError(
@@ -113,7 +116,7 @@ class _Job:
         parts = [part for each in self.groups for part in parts_of(each.template)]
         told = {part.key: part.value for part in parts}
         ours = [chart for name, chart in table("ours").items() if f"container.env.{name}" in told]
-        self.chart = [*ours, table("charts")[self.kind]][0]
+        self.chart = [*ours, table("charts")[self.document.kind]][0]
         if told.get("container.env.TRAINING_ROLE") == "PSERVER":
             raise BiremeError("its pods are pservers: they come with the job of the trainers")
         launchers = [each for each in self.groups if each.role == "Launcher"]
@@ -121,13 +124,16 @@ class _Job:
             each for each in self.groups if each.role.lower() in _SERVERS and self.chart == _PADDLE
         ]
         training = [each for each in self.groups if each not in (*launchers, *self.servers)]
-        if not training or (self.kind == "MPIJob" and not launchers):
+        if not training or (self.document.kind == "MPIJob" and not launchers):
             raise BiremeError("it has no pods that train, or no launcher")
-        self.main = max(training, key=lambda each: accelerators_of(parts_of(each.template)))
+        self.main = max(
+            training, key=lambda each: (accelerators_of(parts_of(each.template)), each.count or 0)
+        )
         self.leader = [*launchers, self.main][0]
         self.program = self._program()
         started = " ".join(str(part.value) for part in parts if part.key in _COMMAND)
-        if self.chart != _MPI and len(self.groups) > 1 and re.search("mpirun|mpiexec", started):
+        is_own = self.kind == "MPIJob" or self.program.launcher == "mpirun"
+        if len(self.groups) > 1 and re.search("mpirun|mpiexec", started) and not is_own:
             raise BiremeError("its mpirun starts other pods: docs/coming-from.md says how to move it")
         if self.kind == "StatefulSet" and self.program.launcher != "torchrun" and "torchrun" not in started:
             raise BiremeError("it starts no training: apply it as before")
@@ -151,7 +157,8 @@ class _Job:
             words = [table("programs")[self.kind], *words] if self.kind in table("programs") else []
         program = program_of(words, [key.removeprefix("container.env.") for key in given])
         if self.chart == _MPI:
-            return program if program.launcher == "mpirun" and not program.setup else Program("node", words)
+            is_done = all(re.search(table("done"), line) for line in program.setup.splitlines())
+            return program if program.launcher == "mpirun" and is_done else Program("node", words)
         if self.chart == _PADDLE:
             return program if program.launcher in ("paddle", "python", "") else Program("node", words)
         is_alone = program.launcher == "python" and ("RANK" not in known or accelerators_of(parts) > 1)
@@ -237,10 +244,13 @@ class _Job:
         rest = {
             each: (value, None, "the chart sets it") for each, value in owned.items() if each not in facts
         }
+        if self.chart == _MPI:
+            rest["setup"] = (self.program.setup, None, "the chart serves sshd, and knows its workers")
         for name, (one, other, why) in {**facts, **rest}.items():
             if one:
                 outcome = EQUAL if one == other else BETTER if why else LOST
-                yield Outcome(name, outcome, one, other, why if outcome == BETTER else "")
+                lost = "only pods that train alike are moved, with their number"
+                yield Outcome(name, outcome, one, other, {EQUAL: "", BETTER: why, LOST: lost}[outcome])
         if self.chart == _PADDLE and self.program.options:
             yield Outcome(
                 "options", LOST, [*self.program.options], None, "the chart starts each trainer itself"
@@ -380,4 +390,5 @@ def _outcome(
     if row and row.why:
         return Outcome(field, BETTER, given, ours, row.why)
     said = next((each for each in refused if name in each.split()), otherwise)
-    return Outcome(field, LOST, given, ours, row.lost if row and row.lost else said)
+    why = (row.lost if row else "") or said or "no value of the chart says it"
+    return Outcome(field, LOST, given, ours, why)

@@ -8,21 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bireme.adopt.tables import table
 from bireme.audit.documents import Place, mappings, within
 from bireme.core.quantities import ACCELERATORS
 from bireme.helm.values import image_values
-
-# Mappings whose items are parts of their own, and lists, with what tells their items apart.
-_MAPPINGS = re.compile(
-    r"|metadata(\.labels|\.annotations)?|spec(\.nodeSelector|\.securityContext)?"
-    r"|container(\.securityContext|\.resources(\.limits|\.requests)?)?"
-)
-_LISTS = dict.fromkeys(("spec.tolerations", "container.envFrom"), "") | {
-    "container.ports": "containerPort",
-    "container.volumeMounts": "mountPath",
-    "container.env": "name",
-    **{f"spec.{key}": "name" for key in ("containers", "initContainers", "imagePullSecrets", "volumes")},
-}
 
 
 @dataclass(frozen=True)
@@ -57,12 +46,12 @@ def parts_of(template: Mapping[str, Any]) -> list[Part]:
 
     def walk(value: Any, place: Place, key: str) -> Iterator[Part]:
         key = "container" if place == main else f"{key}Name" if key == "spec.serviceAccount" else key
-        if value and isinstance(value, Mapping) and _MAPPINGS.fullmatch(key):
+        if value and isinstance(value, Mapping) and re.fullmatch(table("mappings"), key):
             for name, each in value.items():
                 yield from walk(each, (*place, name), f"{key}.{name}".lstrip("."))
-        elif value and isinstance(value, list) and key in _LISTS:
+        elif value and isinstance(value, list) and key in table("lists"):
             for at, each in enumerate(value):
-                name = within({"": each}, "").get(_LISTS[key]) or json.dumps(each, sort_keys=True)
+                name = each.get(table("lists")[key]) or json.dumps(each, sort_keys=True)
                 yield from walk(each, (*place, at), f"{key}.{name}")
         else:
             yield Part(place, key, value, compared(key, value))
@@ -71,9 +60,9 @@ def parts_of(template: Mapping[str, Any]) -> list[Part]:
         if key == "container.image":
             return image_values(str(value)) or value
         if key.startswith("container.ports."):
-            return within({"": value}, "").get("protocol", "TCP")
+            return value.get("protocol", "TCP")
         if key.startswith("container.env."):
-            return within({"": value}, "").get("valueFrom") or str(within({"": value}, "").get("value") or "")
+            return value.get("valueFrom") or str(value.get("value") or "")
         if not isinstance(value, Mapping):
             return value
         if key.startswith("container.volumeMounts."):

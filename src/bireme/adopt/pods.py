@@ -15,8 +15,6 @@ from bireme.helm.values import image_values
 from bireme.helm.yaml import Values, merge
 from bireme.plan.instances import Instance
 
-# Volumes of the charts' own.
-_TAKEN = ("shm", "runtime", "script", "job", "mpi", "ssh", "topology", "staging", "git", "etcd-tls")
 _DEVICES = (*ACCELERATORS[:2], EFA, HUGE_PAGES)
 
 
@@ -102,7 +100,7 @@ def _volumes(values: Values, given: Mapping[str, Any]) -> None:
     def renamed(mount: Mapping[str, Any]) -> Values:
         name = str(mount.get("name"))
         if name not in names and name in volumes:
-            names[name] = f"own-{name}" if name in _TAKEN or name.startswith("claim-") else name
+            names[name] = f"own-{name}" if name in table("taken") or name.startswith("claim-") else name
             further[name] = {**volumes[name], "name": names[name]}
         return {**mount, "name": names.get(name, name)}
 

@@ -50,6 +50,7 @@ def program_of(words: Sequence[str], variables: Collection[str]) -> Program:
     while lines and not lines[-1].partition("#")[0].strip():
         lines.pop()
     *before, line = lines or [""]
+    line = line.rstrip("; \t")
     joined = re.fullmatch(r"([^\"'(){}|]*)(?:&&|;)([^;&]*);?", line)
     if joined:
         before, line = [*before, joined[1].replace("&&", "\n").strip()], joined[2]
@@ -97,9 +98,9 @@ def _launched(words: Sequence[str]) -> Program | None:
     options: list[str] = []
     owned: dict[str, str] = {}
     for option, value, count in options_of(words[at:]) if launcher != "python" else ():
-        if re.fullmatch(table("options")[launcher], option):
+        if re.fullmatch(table("options")[launcher], option) or re.match(table("unneeded"), value):
             owned[option] = value
-        elif "plm_rsh" not in value:
+        else:
             options += words[at : at + count]
         at += count
     return Program(launcher, list(words[at:]), "", options, owned)

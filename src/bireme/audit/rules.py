@@ -94,6 +94,8 @@ class Auditor:
                 continue
             if holds:
                 says, fix, at = (_Sentence().vformat(t, (), facts) for t in (rule.says, rule.fix, rule.at))
+                # A TrainJob has the container's fields under spec.trainer, and one by another name.
+                at = at.replace("resources", "resourcesPerNode") if scope.place[-1:] == ("trainer",) else at
                 place = (*scope.place, *filter(None, at.split(".")))
                 line, path = document.line(place), spelled(place)
                 yield Finding(rule.name, says, fix, rule.severity, document.file, line, path, rule.source)

@@ -51,32 +51,23 @@ def start(cluster: Cluster, toolbox: Toolbox) -> Program:
     cluster.api.create(f"/apis/argoproj.io/v1alpha1/namespaces/{_NAMESPACE}/appprojects", _PROJECT)
     with reserved(4) as (redis, repositories, health, metrics):
         local = "127.0.0.1"
-        _run(cluster, "argocd-redis", binary, ["redis", f"{local}:{redis}"], helm)
-        arguments = [
-            "repo-server",
-            "--disable-tls",
-            f"--address={local}",
-            f"--port={repositories}",
-            f"--metrics-address={local}",
-            f"--metrics-port={health}",
-            f"--redis={local}:{redis}",
-        ]
+        _run(cluster, "argocd-redis", binary, f"redis {local}:{redis}", helm)
+        arguments = (
+            f"repo-server --disable-tls --address={local} --port={repositories} "
+            f"--metrics-address={local} --metrics-port={health} --redis={local}:{redis}"
+        )
         server = _run(cluster, "argocd-repo-server", binary, arguments, helm)
         server.wait_ready(f"http://{local}:{health}/healthz", _SECONDS)
-        arguments = [
-            "application-controller",
-            f"--namespace={_NAMESPACE}",
-            f"--metrics-port={metrics}",
-            f"--repo-server={local}:{repositories}",
-            "--repo-server-plaintext",
-            f"--redis={local}:{redis}",
-        ]
+        arguments = (
+            f"application-controller --namespace={_NAMESPACE} --metrics-port={metrics} "
+            f"--repo-server={local}:{repositories} --repo-server-plaintext --redis={local}:{redis}"
+        )
         controller = _run(cluster, "argocd-application-controller", binary, arguments, helm)
         controller.wait_ready(f"http://{local}:{metrics}/healthz", _SECONDS)
     return controller
 
 
-def _run(cluster: Cluster, name: str, binary: Path, arguments: list[str], helm: Path) -> Program:
+def _run(cluster: Cluster, name: str, binary: Path, arguments: str, helm: Path) -> Program:
     """Run one program; it finds Helm 3 as `helm`, and git where this process does."""
     folder = programs.new_folder(cluster, name)
     tools = folder / "bin"
@@ -93,4 +84,4 @@ def _run(cluster: Cluster, name: str, binary: Path, arguments: list[str], helm: 
         "PATH": f"{tools}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "TMPDIR": str(folder),
     }
-    return programs.start(folder, binary, arguments, environment)
+    return programs.start(folder, binary, arguments.split(), environment)
