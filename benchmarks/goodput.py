@@ -1,9 +1,9 @@
 """Goodput: what is left of the time of a training job under faults, by Bireme and by other systems.
 
-Each system trains the same script (goodput_train.py) on three workers, without Kubernetes
-(goodput_processes.py says what a pod is). A seeded list of faults is done to it, in new jobs for each group
-of them. The first group is a killed process and a deleted pod, one a minute. Each other kind is a group of
-its own.
+Each system trains the same script (goodput_train.py) on three workers. They are namespaces of this machine,
+or with ``--on kind`` pods of a cluster, for Bireme and for systems with a controller. A seeded list of faults
+is done to them, in new jobs for each group of faults. The first group is a killed process and a deleted pod,
+one a minute. Each other kind is a group of its own.
 
 A step is useful when its number is new in the run and its loss is a number. A step of two of three workers
 counts two thirds. Goodput is the time that the useful steps need without faults and saving, as a share of the
@@ -11,9 +11,9 @@ time that passed. That time is the median of what the steps took. Steps made aga
 no loss that is a number. The pause of a fault is the longest time from one useful step to the next one after
 it, or until the end of its window.
 
-Systems run ``--together`` at once, each with its own moments of faults. Needs root.
+Systems run ``--together`` at once, each with its own moments of faults. Needs root, or a container engine.
 
-    make bench-goodput ARGS="[--quick] [--systems stock,…] [--faults kill,…] [-o json]"
+    make bench-goodput ARGS="[--quick] [--systems stock,…] [--faults kill,…] [--on kind] [-o json]"
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from typing import Any
 
 import click
 from figures import CONSOLE, Spread, machine
-from goodput_processes import OnProcesses, Pods
-from goodput_systems import SYSTEMS, WORKERS, System
+from goodput_kind import OnKind
+from goodput_processes import OnProcesses
+from goodput_systems import SYSTEMS, WORKERS, Pods, Stage, System
 from rich.console import Console
 from rich.table import Table
 
@@ -154,9 +155,7 @@ def fill_claim(runs: Path, systems: Sequence[System]) -> None:
                 subprocess.run([*pip, *options, *target], check=True)
 
 
-def measure(
-    stage: OnProcesses, systems: Sequence[System], run: int, faults: Sequence[Fault]
-) -> list[Outcome]:
+def measure(stage: Stage, systems: Sequence[System], run: int, faults: Sequence[Fault]) -> list[Outcome]:
     """New jobs of these systems, to all of which the faults are done, a part of a minute apart."""
     with ExitStack() as stack:
         jobs = [stack.enter_context(_job(stage, system)) for system in systems]
@@ -170,7 +169,7 @@ def measure(
 
 
 @contextmanager
-def _job(stage: OnProcesses, system: System) -> Iterator[Job]:
+def _job(stage: Stage, system: System) -> Iterator[Job]:
     name = f"g{uuid.uuid4().hex[:6]}"
     folder = stage.runs / name
     for part in (folder, folder / "faults", folder / "events"):
@@ -345,24 +344,26 @@ def several(known: Mapping[str, Any]) -> Callable[[Any, Any, str], list[str]]:
 @click.option("--faults", default="", callback=several(FAULTS), help=f"Some of {','.join(FAULTS)}")
 @click.option("--runs", default=3, show_default=True, type=click.IntRange(min=1))
 @click.option("--quick", is_flag=True, help="One run, in at most two hours")
+@click.option("--on", default="processes", type=click.Choice(["processes", "kind"]), show_default=True)
 @click.option("--together", default=3, show_default=True, type=click.IntRange(min=1), help="Systems at once")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--svg", type=click.Path(path_type=Path), help="File for the picture")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def main(
-    systems: list[str], faults: list[str], runs: int, quick: bool, together: int, seed: int,
+    systems: list[str], faults: list[str], runs: int, quick: bool, on: str, together: int, seed: int,
     svg: Path | None, output: str,
 ) -> None:  # fmt: skip
     found = Paths.discover(start=Path(__file__))
     mixed = [kind for kind in faults if kind in MIXED]
     phases = [(mixed, 1)] * bool(mixed) + [([kind], 1) for kind in faults if kind not in MIXED]
-    chosen = [SYSTEMS[each] for each in systems]
+    elsewhere = "command" if on == "kind" else "manifests"
+    chosen = [SYSTEMS[each] for each in systems if not getattr(SYSTEMS[each], elsewhere)]
     outcomes: list[Outcome] = []
     loads: list[float] = []
     with tempfile.TemporaryDirectory() as state, ExitStack() as stack:
         paths = Paths(found.root, found.cache, Path(state))
-        stage = OnProcesses(paths, Toolbox(paths, CONSOLE))
-        stage.prepare(stack)
+        stage: Stage = (OnKind if on == "kind" else OnProcesses)(paths, Toolbox(paths, CONSOLE))
+        stage.prepare(stack, chosen)
         fill_claim(stage.runs, chosen)
         for run in range(1 if quick else runs):
             for kinds, repeats in phases:

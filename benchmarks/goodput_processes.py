@@ -1,4 +1,4 @@
-"""Where benchmarks/goodput.py trains, without Kubernetes: "pods" are namespaces on one machine.
+"""Where benchmarks/goodput.py trains without Kubernetes: "pods" are namespaces on one machine.
 
 Each has a network address, a host name, processes and a /dev/shm of its own, over the root file system of the
 torch image. A pod that has ended is started again after two seconds where it was deleted, and otherwise after
@@ -13,11 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from goodput_systems import AT, WORKERS, System
+from goodput_systems import AT, WORKERS, Pods, System
 
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
@@ -48,7 +48,7 @@ class OnProcesses:
         self.runs = paths.state / "runs"
         self._jobs = 0
 
-    def prepare(self, stack: ExitStack) -> None:
+    def prepare(self, stack: ExitStack, systems: Sequence[System]) -> None:
         """Make the folder of the claim and the bridge, which go when the stack ends."""
         self.runs.mkdir(parents=True)
         # In a network of its own, where no rules of the container engine hold.
@@ -72,7 +72,7 @@ class OnProcesses:
                     self._toolbox.path("etcd"), self.runs / name / "etcd", host=f"{_NET}.1"
                 ).start()
                 stack.callback(etcd.stop)
-            pods = Pods(self, system, name, 10 * self._jobs, etcd, self._environment(system, name))
+            pods = _Job(self, system, name, 10 * self._jobs, etcd, self._environment(system, name))
             stack.callback(pods.end)
             pods.begin()
             yield pods
@@ -92,7 +92,7 @@ class OnProcesses:
         return {**image, **given, "PYTHONPATH": "/srv", "BIREME_WORKERS_FILE": f"{AT}/{name}/workers"}
 
 
-class Pods:
+class _Job:
     """The pods of one job: workers by their number, and the master after them."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Controllers of other projects that make the same pods; only benchmarks/startup.py builds them.
+"""Controllers of other projects that make the same pods, for benchmarks/startup.py and goodput.py.
 
 Each is pinned by a go.mod in benchmarks/pins and runs as the cluster's administrator with its own defaults,
 except that it has no leader election and its webhooks are not called, because it runs outside the cluster.
@@ -7,9 +7,9 @@ The jobs here set the fields that the webhooks would set.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from bireme.clusters.embedded import EmbeddedCluster
+from bireme.clusters.kind import KindCluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.tools import Toolbox
@@ -29,6 +30,7 @@ PINS = Path(__file__).parent / "pins"
 _READY_SECONDS = 120
 
 Manifest = dict[str, Any]
+Cluster = EmbeddedCluster | KindCluster
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ class Rival:
     tool: str
     module: str
     crds: tuple[str, ...]
-    setup: Callable[[EmbeddedCluster, Path], list[str]]
+    setup: Callable[[Cluster, Path], list[str]]
     job: Callable[[str, Mapping[str, Any]], list[Manifest]]
     port: int = 8081
     helper: Rival | None = None
 
     @contextlib.contextmanager
-    def running(self, cluster: EmbeddedCluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
+    def running(self, cluster: Cluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
         """Run the controller, and its helper, beside ``cluster``; their files are in ``folder``."""
         helping = self.helper.running(cluster, toolbox, folder) if self.helper else contextlib.nullcontext()
         own = folder / self.pin
@@ -64,7 +66,7 @@ class Rival:
         return self._go(toolbox, "tool", "-n", self.tool)
 
     @contextlib.contextmanager
-    def _running(self, cluster: EmbeddedCluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
+    def _running(self, cluster: Cluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
         program = self.program(toolbox)
         source = Path(self._go(toolbox, "list", "-m", "-f", "{{.Dir}}", self.module))
         for crd in self.crds:
@@ -104,7 +106,7 @@ class Rival:
         return done.stdout.strip()
 
 
-def _apply(cluster: EmbeddedCluster, toolbox: Toolbox, crd: Path) -> None:
+def _apply(cluster: Cluster, toolbox: Toolbox, crd: Path) -> None:
     """Install a CustomResourceDefinition, and wait until the API server serves it."""
     kubectl = [str(toolbox.path("kubectl")), "--kubeconfig", str(cluster.kubeconfig)]
     subprocess.run([*kubectl, "apply", "--server-side", "-f", str(crd)], check=True, capture_output=True)
@@ -116,7 +118,7 @@ def _apply(cluster: EmbeddedCluster, toolbox: Toolbox, crd: Path) -> None:
 # --- JobSet ---
 
 
-def _jobset_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
+def _jobset_arguments(cluster: Cluster, folder: Path) -> list[str]:
     certificates = _certificates(cluster, folder / "certificates")
     config = folder / "jobset.yaml"
     settings = {
@@ -146,12 +148,15 @@ def _jobset_spec(replicated: Manifest) -> Manifest:
     }
 
 
-def _certificates(cluster: EmbeddedCluster, folder: Path) -> Path:
+def _certificates(cluster: Cluster, folder: Path) -> Path:
     """A folder with any certificate and key: the webhooks need them to start, but are not called."""
     folder.mkdir(parents=True, exist_ok=True)
-    (certificate,) = cluster.kubeconfig.parent.rglob("pki/admin.crt")
-    shutil.copyfile(certificate, folder / "tls.crt")
-    shutil.copyfile(certificate.with_suffix(".key"), folder / "tls.key")
+    (user,) = (each["user"] for each in yaml.safe_load(cluster.kubeconfig.read_text())["users"])
+    for key, file in (("client-certificate", "tls.crt"), ("client-key", "tls.key")):
+        inline = user.get(f"{key}-data")
+        # A relative path is one from the kubeconfig.
+        there = base64.b64decode(inline) if inline else (cluster.kubeconfig.parent / user[key]).read_bytes()
+        (folder / file).write_bytes(there)
     return folder
 
 
@@ -162,7 +167,7 @@ _MOUNTED = Path("/tmp/k8s-webhook-server/serving-certs")
 # --- PyTorchJob ---
 
 
-def _training_operator_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
+def _training_operator_arguments(cluster: Cluster, folder: Path) -> list[str]:
     _certificates(cluster, _MOUNTED)
     # It requires both, because it writes its own certificate into them.
     webhooks = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
@@ -173,7 +178,9 @@ def _training_operator_arguments(cluster: EmbeddedCluster, folder: Path) -> list
     ):
         if cluster.api.find(f"{path}/{name}") is None:
             cluster.api.create(path, {"metadata": {"name": name}})
-    return ["--enable-scheme=pytorchjob", "--metrics-bind-address=0"]
+    # JobSet uses 9443 and 8081, trainer 9444 and 8082.
+    ports = ["--webhook-server-port=9445", "--health-probe-bind-address=:8083"]
+    return ["--enable-scheme=pytorchjob", "--metrics-bind-address=0", *ports]
 
 
 def _pytorch_job(name: str, job: Mapping[str, Any]) -> list[Manifest]:
@@ -197,7 +204,7 @@ def _with_container_called(name: str, template: Mapping[str, Any]) -> Manifest:
 # --- TrainJob ---
 
 
-def _trainer_arguments(cluster: EmbeddedCluster, folder: Path) -> list[str]:
+def _trainer_arguments(cluster: Cluster, folder: Path) -> list[str]:
     _certificates(cluster, _MOUNTED)
     config = folder / "trainer.yaml"
     settings = {
@@ -248,6 +255,7 @@ RIVALS = (
         crds=("manifests/base/crds/kubeflow.org_pytorchjobs.yaml",),
         setup=_training_operator_arguments,
         job=_pytorch_job,
+        port=8083,
     ),
     Rival(
         name="TrainJob",
