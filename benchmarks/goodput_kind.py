@@ -25,6 +25,7 @@ from bireme.testing import charts
 from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 from tests.kind.shell import NODE_TYPE, Shell
+from tests.kind.test_torch_nodes import start
 from tests.kind.training import KIND
 
 NAMESPACE = "default"
@@ -95,8 +96,8 @@ class OnKind:
         with self._lock:
             if node in self._away and self._away[node].is_alive():
                 return
-            self._cluster.stop_node(node)
-            self._away[node] = threading.Timer(_POWER_SECONDS, self._cluster.start_node, [node])
+            self._cluster.engine("kill", node)
+            self._away[node] = threading.Timer(_POWER_SECONDS, start, [self._cluster, node])
             self._away[node].start()
 
 
