@@ -43,7 +43,7 @@ def start(cluster: Cluster, toolbox: Toolbox) -> Program:
     binary, components = toolbox.path("kueue"), toolbox.source("kueue") / "config/components"
     with reserved(2) as (webhook, health):
         service = {"namespace": _NAMESPACE, "name": _SERVICE, "port": webhook}
-        _make_namespace(cluster)
+        make_namespace(cluster, _NAMESPACE, _SECRET, _SERVICE)
         add_kinds(cluster, _definitions(components / "crd/bases", service))
         for path, body in _webhooks(components / "webhook/manifests.yaml", service):
             cluster.api.create(f"{_ADMISSION}/{path}", body)
@@ -51,7 +51,7 @@ def start(cluster: Cluster, toolbox: Toolbox) -> Program:
         config.write_text(yaml.safe_dump(_configuration(folder, webhook, health)), encoding="utf-8")
         environment = {"KUBECONFIG": str(cluster.kubeconfig)}
         program = programs.start(folder, binary, [f"--config={config}"], environment)
-        _mount_certificate(cluster, program, folder / "certificate")
+        mount_certificate(cluster, program, f"{_NAMESPACE}/secrets/{_SECRET}", folder / "certificate")
         program.wait_ready(f"http://127.0.0.1:{health}/readyz", _SECONDS)
     return program
 
@@ -75,14 +75,13 @@ def _configuration(folder: Path, webhook: int, health: int) -> dict[str, Any]:
     }
 
 
-def _make_namespace(cluster: Cluster) -> None:
-    """The namespace with the empty Secret and the Service that Kueue's manifests have there."""
-    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": _NAMESPACE}})
-    within = f"/api/v1/namespaces/{_NAMESPACE}"
-    cluster.api.create(f"{within}/secrets", {"metadata": {"name": _SECRET}})
+def make_namespace(cluster: Cluster, name: str, secret: str, service: str) -> None:
+    """A controller's namespace, with the Secret for its certificate and the Service of its webhooks."""
+    cluster.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    cluster.api.create(f"/api/v1/namespaces/{name}/secrets", {"metadata": {"name": secret}})
     # An ExternalName: no one routes the address of another Service on this machine.
-    spec = {"type": "ExternalName", "externalName": "localhost"}
-    cluster.api.create(f"{within}/services", {"metadata": {"name": _SERVICE}, "spec": spec})
+    body = {"metadata": {"name": service}, "spec": {"type": "ExternalName", "externalName": "localhost"}}
+    cluster.api.create(f"/api/v1/namespaces/{name}/services", body)
 
 
 def _definitions(folder: Path, service: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -112,15 +111,14 @@ def _webhooks(file: Path, service: Mapping[str, Any]) -> Iterator[tuple[str, dic
         yield path, configuration | {"metadata": {"name": name}, "webhooks": kept}
 
 
-def _mount_certificate(cluster: Cluster, program: Program, folder: Path) -> None:
-    """Write the certificate into ``folder`` once the program has put it into its Secret."""
-    path = f"/api/v1/namespaces/{_NAMESPACE}/secrets/{_SECRET}"
+def mount_certificate(cluster: Cluster, program: Program, secret: str, folder: Path) -> None:
+    """Write ``secret``, as in kueue-system/secrets/cert, to ``folder`` once ``program`` has filled it."""
 
     def data() -> dict[str, str]:
-        return cluster.api.get(path).get("data") or {}
+        return cluster.api.get(f"/api/v1/namespaces/{secret}").get("data") or {}
 
-    until(lambda: program.has_ended() or "tls.key" in data(), _SECONDS, "the certificate of Kueue's webhooks")
+    until(lambda: program.has_ended() or "tls.key" in data(), _SECONDS, f"a certificate in {secret}")
     program.check_alive()
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, parents=True)
     for name, content in data().items():
         (folder / name).write_bytes(base64.b64decode(content))
