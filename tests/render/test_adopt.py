@@ -295,6 +295,15 @@ def test_a_folder_without_jobs_is_a_sentence(tmp_path: Path) -> None:
     assert (result.exit_code, "no job of a kind" in result.stderr) == (1, True)
 
 
+def test_types_of_other_objects_in_a_file_are_none_of_its_concern(adopter: Adopter, tmp_path: Path) -> None:
+    queue = (
+        "---\nkind: ClusterQueue\napiVersion: kueue.x-k8s.io/v1beta1\nspec: {resources: [{name: [cpu]}]}\n"
+    )
+    job = CASES["volcano"]["manifest"].replace("{name: master,", "{dependsOn: {name: [a]}, name: master,")
+    there = objects(tmp_path, f"{job}\n{queue}")
+    assert adopter.adopt(there[0], there[1:]).release
+
+
 def test_mutated_jobs_are_adopted_or_refused_with_a_sentence(adopter: Adopter, tmp_path: Path) -> None:
     fuzzer = Fuzzer(adopter, tmp_path)
     assert [fault for seed in range(25) if (fault := fuzzer.fault(seed))] == []

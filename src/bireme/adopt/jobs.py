@@ -77,7 +77,7 @@ class Adopter:
         """
         metadata = within(document.content, "metadata")
         name = document.name or str(metadata.get("generateName") or "job").rstrip("-.")
-        for one in (document, *others):
+        for one in (document, *(each for each in others if each.kind in table("kinds"))):
             for problem in jsonschema.Draft202012Validator(table("types")).iter_errors(one.content):
                 field = spelled(tuple(problem.absolute_path))
                 raise BiremeError(f"{one.kind} {field} has another type than Kubernetes takes: correct it")
