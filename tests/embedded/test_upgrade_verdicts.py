@@ -141,6 +141,9 @@ def test_an_upgrade_that_changes_nothing_and_one_that_restarts_pods(verdict: Ask
     assert told(verdict(old, chart("2.1.0", replicas="3"))) == {"Deployment/web": "in place"}
     fewer = verdict(chart("1.2.0", TWO_KEYS), chart("2.3.0", TWO_KEYS.replace("  b: c\n", "")))
     assert told(fewer) == {"ConfigMap/keys": "in place"}
+    # As metrics-server did: what names its namespace from now on stays where it is.
+    placed = TWO_KEYS.replace("{name: keys}", "{name: keys, namespace: {{ .Release.Namespace }}}")
+    assert told(verdict(chart("1.3.0", TWO_KEYS), chart("2.4.0", placed))) == {}
     quiet = verdict(chart("1.1.0", strategy="OnDelete"), chart("2.2.0", strategy="OnDelete", tag="2"))
     assert told(quiet)["StatefulSet/store"] == "in place"
 

@@ -209,6 +209,17 @@ def test_a_diff_shows_objects_that_come_and_go_whole() -> None:
     assert {line[:1] for line in come.lines} == {"@", "+"}
 
 
+def test_an_object_that_names_the_namespace_of_the_release_from_now_on_is_the_same() -> None:
+    before, after = members(3), members(4).thaw()
+    after["metadata"]["namespace"] = "team"
+    named = Manifest(after)
+    told = ["StatefulSet/etcd: scale in place 3 → 4, update in place (namespace)"]
+    assert changes([before], [named], "team").sentences() == told
+    [found] = object_diffs([before], [named], "team")
+    assert "+  replicas: 4" in found.lines
+    assert len(object_diffs([before], [named], "other")) == 2
+
+
 def test_a_diff_hides_the_values_of_secrets_and_says_which_change() -> None:
     before = thing("Secret", "login", data={"user": "cm9vdA==", "password": "c2VjcmV0"})
     after = thing("Secret", "login", data={"user": "cm9vdA==", "password": "b3RoZXI="})

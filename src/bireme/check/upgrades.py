@@ -233,11 +233,12 @@ class Upgrades:
         asked = RenderRequest(chart, values, _RELEASE, release.namespace, is_upgrade=True)
         try:
             rendered = self._renderer.render(asked).manifests
-            wanted = by_identity(rendered)
+            wanted = by_identity(rendered, release.namespace)
             self._learn(chart, rendered)
         except RenderError as error:
             return UpgradeVerdict(str(chart), called, file, refusal=str(error))
-        there, home, api = by_identity(release.manifests), release.namespace, self._cluster.api
+        home, api = release.namespace, self._cluster.api
+        there = by_identity(release.manifests, home)
         before = dict(zip(there, api.each(lambda item: self._live(item, home), there.values()), strict=True))
         refusal = rollback = ""
         try:
@@ -246,7 +247,7 @@ class Upgrades:
             refusal = str(error)
         else:
             # Unlike a render here, Helm's own has looked up what is on the cluster.
-            wanted = by_identity(made.manifests)
+            wanted = by_identity(made.manifests, home)
 
         def compared(key: Identity) -> ObjectVerdict:
             item = wanted[key]
@@ -268,7 +269,7 @@ class Upgrades:
             except BiremeError as error:
                 rollback = str(error)
         ordered = tuple(sorted(objects, key=lambda each: each.object))
-        diffs = object_diffs(there.values(), wanted.values())
+        diffs = object_diffs(there.values(), wanted.values(), home)
         return UpgradeVerdict(str(chart), called, file, ordered, refusal, rollback, diffs=diffs)
 
     def _live(self, item: Manifest, namespace: str) -> dict[str, Any]:

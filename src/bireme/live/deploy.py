@@ -111,9 +111,8 @@ class Deployer:
 
         Raises BiremeError when there is no such release.
         """
-        return object_diffs(
-            self.releases.read(wanted.release, wanted.namespace).manifests, self._upgrade(wanted)
-        )
+        current = self.releases.read(wanted.release, wanted.namespace).manifests
+        return object_diffs(current, self._upgrade(wanted), wanted.namespace)
 
     def install(
         self, wanted: RenderRequest, timeout: float = 300, replace_run: bool = False
@@ -351,7 +350,7 @@ class Deployer:
         return are_held(left, waits) and not any("preempt" in each.why.lower() for each in waits)
 
     def _foreseen(self, live: Release, wanted: RenderRequest) -> Changes:
-        return changes(live.manifests, self._upgrade(wanted))
+        return changes(live.manifests, self._upgrade(wanted), wanted.namespace)
 
     def _upgrade(self, wanted: RenderRequest) -> tuple[Manifest, ...]:
         return self.renderer.render(replace(wanted, is_upgrade=True)).manifests

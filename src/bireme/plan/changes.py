@@ -15,7 +15,7 @@ from bireme.plan.workloads import kind_of, plan_of
 from bireme.plan.workloads.model import WorkloadKind, differing
 
 Action = Literal["nothing", "scale", "update", "replace", "refuse", "add", "remove"]
-Identity = tuple[str, str | None, str]
+Identity = tuple[str, str, str]
 
 _RUN = re.compile(r"^(?P<base>.+)-r(?P<run>\d+)$")
 # The fields of a claim's ``spec`` that Kubernetes lets an update change.
@@ -67,13 +67,13 @@ class Changes:
         return {"refused": self.is_refused, "changes": [change.to_json() for change in self.changes]}
 
 
-def changes(current: Iterable[Manifest], desired: Iterable[Manifest]) -> Changes:
-    """What upgrading a release from ``current`` (its live manifests) to ``desired`` will do.
+def changes(current: Iterable[Manifest], desired: Iterable[Manifest], home: str = "default") -> Changes:
+    """What upgrading a release in namespace ``home`` from ``current`` (its manifests) to ``desired`` will do.
 
     Only manifests are compared, the cluster is not asked: a run counts as replaced even while it trains,
     although the chart refuses that until it is stopped. Hooks are left out.
     """
-    live, wanted = by_identity(current), by_identity(desired)
+    live, wanted = by_identity(current, home), by_identity(desired, home)
     found = [_compare(live[identity], wanted[identity]) for identity in live.keys() & wanted.keys()]
     found += _come_and_go(
         [live[identity] for identity in live.keys() - wanted.keys()],
@@ -82,10 +82,10 @@ def changes(current: Iterable[Manifest], desired: Iterable[Manifest]) -> Changes
     return Changes(tuple(sorted(found, key=lambda each: (not each.is_workload, each.object))))
 
 
-def by_identity(manifests: Iterable[Manifest]) -> dict[Identity, Manifest]:
-    """The objects of a release by kind, namespace and name, without hooks."""
+def by_identity(manifests: Iterable[Manifest], home: str = "default") -> dict[Identity, Manifest]:
+    """The objects of a release in namespace ``home`` by kind, namespace and name, without hooks."""
     # With the namespace: an upgrade may move an object to another one.
-    return {(item.kind, item.namespace, item.name): item for item in manifests if not item.is_hook}
+    return {(item.kind, item.namespace or home, item.name): item for item in manifests if not item.is_hook}
 
 
 def _come_and_go(gone: list[Manifest], come: list[Manifest]) -> Iterator[Change]:

@@ -26,13 +26,15 @@ class ObjectDiff(Plain):
     lines: tuple[str, ...]
 
 
-def object_diffs(current: Iterable[Manifest], desired: Iterable[Manifest]) -> tuple[ObjectDiff, ...]:
-    """What upgrading from ``current`` to ``desired`` changes in the text of each object, by its name.
+def object_diffs(
+    current: Iterable[Manifest], desired: Iterable[Manifest], home: str = "default"
+) -> tuple[ObjectDiff, ...]:
+    """What upgrading in namespace ``home`` from ``current`` to ``desired`` changes in each object's text.
 
     Values of Secrets are hidden. Left out are hooks, fields that the cluster generates, and digests of parts
     of the same object.
     """
-    live, wanted = by_identity(current), by_identity(desired)
+    live, wanted = by_identity(current, home), by_identity(desired, home)
     found = []
     for identity in sorted(live.keys() | wanted.keys(), key=str):
         before, after = live.get(identity), wanted.get(identity)
