@@ -111,6 +111,41 @@ def test_what_a_library_gives_counts_where_the_library_is_checked_too(
     }
 
 
+RULES = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: {{ include "name" . }}}
+{{- include "refuse" (include "rules" . | trim) }}
+{{- if .Values.old }}
+{{- fail "old: it has another name" }}
+{{- end }}
+{{- define "name" }}{{ if .Values.name }}named{{ else }}web{{ end }}{{ end }}
+{{- define "refuse" }}{{ if . }}{{ fail . }}{{ end }}{{ end }}
+{{- define "rules" }}
+{{- include "ports" . }}
+{{ include "sizes" . }}
+{{- end }}
+{{- define "ports" }}{{ if .Values.open }}open{{ end }}{{ end }}
+{{- define "sizes" }}
+{{- if .Values.size }}
+size: {{ .Values.size | default "none" }} is too much
+{{- end }}
+{{- end }}
+"""
+
+
+def test_arms_that_only_refuse_are_counted_apart(checker: Checker, make_chart: MakeChart) -> None:
+    values = dict.fromkeys(["open", "size", "old", "name"], "")
+    made = covered(checker, make_chart("web", values=values, templates={"web.yaml": RULES}))
+    assert missed(made) == [["8 if"]]
+    assert str(made).splitlines()[0].endswith("of branches ran, and 0 of 6 refusals")
+    # A page has each line, in the colour of what ran of it.
+    page = made.html()
+    assert '<span class="partly" title="never: if">    8' in page
+    assert '<span class="refuses" title="">   17 ' in page
+    assert "DA:17," not in made.lcov()
+
+
 READS = """\
 apiVersion: v1
 kind: ConfigMap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bireme.tools import Toolbox
 from tests.support.documents import ROOT
 
 ACTION = ROOT / ".github/actions/check/action.yml"
@@ -57,6 +59,33 @@ def test_the_action_is_one_that_github_takes() -> None:
     [[step]] = (yaml.safe_load(each) for each in shown("yaml") if "actions/check" in each)
     assert step["uses"] == f"OWNER/bireme/{ACTION.parent.relative_to(ROOT)}@main"
     assert set(step["with"]) <= set(yaml.safe_load(ACTION.read_text())["inputs"])
+
+
+# Builds actionlint where no download answers.
+@pytest.mark.whole
+def test_actionlint_finds_nothing_in_the_action_its_steps_and_its_use(
+    toolbox: Toolbox, tmp_path: Path
+) -> None:
+    # It reads no action but those that a workflow uses, and none of their steps.
+    action = yaml.safe_load(ACTION.read_text())
+    inputs = {
+        name: {"type": "string", "description": each["description"]}
+        for name, each in action["inputs"].items()
+    }
+    [[used]] = (yaml.safe_load(each) for each in shown("yaml") if "actions/check" in each)
+    uses = [used | {"uses": f"./{ACTION.parent.relative_to(ROOT)}"}]
+    jobs = {
+        name: {"runs-on": "ubuntu-latest", "steps": steps}
+        for name, steps in (("uses", uses), ("steps", action["runs"]["steps"]))
+    }
+    flow = json.dumps({"on": {"workflow_call": {"inputs": inputs}}, "jobs": jobs})
+    for file, text in (("workflows/a.yml", flow), ("actions/check/action.yml", ACTION.read_text())):
+        (tmp_path / ".github" / file).parent.mkdir(parents=True)
+        (tmp_path / ".github" / file).write_text(text)
+    (tmp_path / ".git").mkdir()
+    command = [str(toolbox.path("actionlint")), "-shellcheck=", "-pyflakes="]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_action_tells_what_it_finds_in_the_summary_and_on_the_pull_request(repository: Path) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from bireme.core.findings import Finding
 from bireme.helm import Arm, Covered
 from bireme.helm.values import read_file
 
+_HEAD = """\
+<!doctype html><meta charset="utf-8"><title>What ran of the templates</title>
+<style>
+body {font-family: sans-serif} span {display: block} summary {cursor: pointer}
+.ran {background: #d4f4d4} .partly {background: #fff0b0} .missed {background: #f8d0d0} .refuses {color: #888}
+</style>"""
 # Helm itself reads or adds these keys.
 _OF_HELM = ("enabled", "global")
 
@@ -32,14 +39,19 @@ class FileCoverage:
         """How often each line with text or an action ran."""
         found: dict[int, int] = defaultdict(int)
         for arm in self.arms:
-            for line in arm.lines:
+            for line in arm.lines if not arm.refuses else ():
                 found[line] = max(found[line], arm.runs)
         return dict(sorted(found.items()))
 
     @cached_property
     def branches(self) -> Sequence[Arm]:
-        """The arms of branches, in the order of the file."""
-        return [arm for arm in self.arms if arm.branch]
+        """The arms of branches, in the order of the file, without those that refuse."""
+        return [arm for arm in self.arms if arm.branch and not arm.refuses]
+
+    @cached_property
+    def refusals(self) -> Sequence[Arm]:
+        """The arms that run only in renders that fail."""
+        return [arm for arm in self.arms if arm.refuses]
 
     def missed(self) -> list[str]:
         """The lines and the arms that never ran, for people."""
@@ -70,6 +82,8 @@ class Coverage:
     def __str__(self) -> str:
         """A line for all templates, and one for each that did not run as a whole."""
         told = [f"templates: {self.lines:.1%} of lines and {self.branches:.1%} of branches ran"]
+        refusals = [arm.runs for file in self.files for arm in file.refusals]
+        told[0] += f", and {sum(map(bool, refusals))} of {len(refusals)} refusals" if refusals else ""
         for file in self.files:
             if missed := file.missed():
                 one = Coverage((file,))
@@ -99,6 +113,27 @@ class Coverage:
             told += [f"LF:{len(file.lines)}", f"LH:{sum(map(bool, file.lines.values()))}", "end_of_record"]
         return "\n".join([*told, ""])
 
+    def html(self) -> str:
+        """A page with the text of each template: what ran, what did not, and where a branch lacks an arm."""
+        told = [_HEAD, f"<h1>{escape(str(self).splitlines()[0])}</h1>"]
+        for file in self.files:
+            one = Coverage((file,))
+            lacking: dict[int, list[str]] = defaultdict(list)
+            for arm in file.branches:
+                lacking[arm.line] += [] if arm.runs else [arm.name]
+            refusing = {line for arm in file.refusals for line in arm.lines}
+            summary = f"lines {one.lines:.0%}, branches {one.branches:.0%}: {escape(file.file)}"
+            told.append(f"<details{' open' * bool(file.missed())}><summary>{summary}</summary><pre>")
+            for number, text in enumerate(Path(file.file).read_text("utf-8").splitlines(), 1):
+                runs, lacks = file.lines.get(number), lacking[number]
+                kind = "missed" if runs == 0 else "partly" if lacks else "ran" if runs else ""
+                kind = kind or "refuses" * (number in refusing)
+                title = f"never: {', '.join(lacks)}" if lacks else ""
+                row = f"{number:5} {'' if runs is None else runs:>5}  {escape(text)}"
+                told.append(f'<span class="{kind}" title="{title}">{row}</span>')
+            told.append("</pre></details>")
+        return "\n".join([*told, ""])
+
 
 class Runs:
     """The arms of templates, each with its runs in all renders that were added."""
@@ -113,7 +148,8 @@ class Runs:
             # All renders of a file number its arms alike.
             before = self.files.get(file) or [replace(arm, runs=0) for arm in found]
             self.files[file] = [
-                replace(arm, runs=arm.runs + one.runs) for arm, one in zip(found, before, strict=True)
+                replace(arm, runs=arm.runs + one.runs, refuses=arm.refuses and one.refuses)
+                for arm, one in zip(found, before, strict=True)
             ]
 
     def of(self, charts: Iterable[Path]) -> Coverage:

@@ -38,10 +38,10 @@ _CHARTS = ("Chart.yaml", "*/Chart.yaml")
 @click.option("--import-unittest", "suites", is_flag=True, help="Also run their suites of helm-unittest")
 @click.option(
     "--coverage",
-    "lcov",
+    "trace",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write what ran as LCOV's tracefile",
+    help="Write what ran: FILE.html in colours, else LCOV's tracefile",
 )
 @click.option(
     "--branches", type=click.FloatRange(0, 100), help="Exit with 1 below this percentage of branches"
@@ -63,7 +63,7 @@ def check(
     earlier: tuple[str, ...],
     installs: bool,
     suites: bool,
-    lcov: Path | None,
+    trace: Path | None,
     branches: float | None,
     baseline: Path | None,
     fail_on: str,
@@ -94,11 +94,12 @@ def check(
     findings, covered = [*checked.findings], checked.coverage
     if covered is None:
         advice = "to see what of the templates ran: bireme tools --get helm-render"
-        if lcov or branches:
+        if trace or branches:
             raise BiremeError(advice)
         note(app.err, advice)
-    if covered and lcov:
-        lcov.write_text(covered.lcov(), encoding="utf-8")
+    if covered and trace:
+        told = covered.html() if trace.suffix == ".html" else covered.lcov()
+        trace.write_text(told, encoding="utf-8")
     if covered and branches and 100 * covered.branches < branches:
         few = f"{covered.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
         findings.append(Finding("coverage", few, "add ci/*-values.yaml files for what did not run"))

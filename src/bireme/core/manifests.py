@@ -97,10 +97,32 @@ class Manifest(Mapping[str, Any]):
         """Kind and name as people write them: ``Job/imagenet-r1``."""
         return f"{self.kind or '(no kind)'}/{self.name or '(no name)'}"
 
+    @property
+    def fields(self) -> Any:
+        """Its content with attributes for keys: ``web.fields.spec.replicas``."""
+        return Fields.of(self._content)
+
     def thaw(self) -> dict[str, Any]:
         """A deep copy in plain dicts and lists, free to change."""
         thawed: dict[str, Any] = thaw(self._content)
         return thawed
+
+
+class Fields(dict[str, Any]):
+    """A mapping whose keys are attributes too, unless ``dict`` has one of that name, such as ``items``."""
+
+    @classmethod
+    def of(cls, value: Any) -> Any:
+        """A copy of ``value`` in which all mappings are Fields, and all sequences lists."""
+        if isinstance(value, Mapping):
+            return cls((key, cls.of(item)) for key, item in value.items())
+        return [cls.of(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def __getattr__(self, key: str) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            raise AttributeError(f"there is no {key}, only: {', '.join(self)}") from None
 
 
 @contextmanager

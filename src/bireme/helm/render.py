@@ -98,7 +98,8 @@ class Arm:
     """A part of a template that runs as a whole or not at all, and how often it ran.
 
     The ``file`` is relative to the chart. Arms of one branch share its number, which is 0 for whole
-    files and definitions. The ``name`` is the keyword, or what is defined. It holds the ``lines``.
+    files and definitions. The ``name`` is the keyword, or what is defined. It holds the ``lines``. One that
+    ``refuses`` runs only in renders that fail.
     """
 
     file: str
@@ -107,6 +108,7 @@ class Arm:
     name: str
     lines: tuple[int, ...]
     runs: int
+    refuses: bool
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,8 @@ class Renderer:
         if made is None:
             return None
         arms = tuple(Arm(**{**each, "lines": tuple(each["lines"])}) for each in made.get("arms", ()))
+        if "error" not in made:
+            arms = tuple(replace(arm, refuses=arm.refuses and not arm.runs) for arm in arms)
         reads = [(file, tuple(path)) for file, *path in made.get("reads", ())]
         own = frozenset(path for file, path in reads if file.startswith("templates/"))
         return Covered(made["text"], arms, frozenset(path for _, path in reads), own)

@@ -23,6 +23,7 @@ from rich.console import Console
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
+from bireme.core.manifests import Fields
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest
 from bireme.live import observe
@@ -217,16 +218,17 @@ class InstalledRelease:
         except BiremeError as error:
             pytest.fail("; ".join([str(error), *(each.sentence for each in self.differences())]))
 
-    def objects(self, plural: str) -> list[dict[str, Any]]:
+    def objects(self, plural: str) -> list[Fields]:
         """The live objects of the release by plural, e.g. ``pods`` or ``certificates.cert-manager.io``.
 
-        They are those of its manifest and all that these have made, without hooks.
+        They are those of its manifest and all that these have made, without hooks. Keys are attributes too.
         """
         api = self.cluster.api
         owners = Owners(api, self.plan)
         found = [paths_of(api, plural, each) for each in owners.namespaces]
         paths = dict.fromkeys((kind, path) for each in found for kind, path in each.items())
-        return [item for kind, path in paths for item in api.get(path)["items"] if owners.maker(kind, item)]
+        items = ((kind, item) for kind, path in paths for item in api.get(path)["items"])
+        return [Fields.of(item) for kind, item in items if owners.maker(kind, item)]
 
     def names(self, plural: str) -> list[str]:
         """The names of ``objects``."""

@@ -15,14 +15,20 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2"
 )
 
-// arm is a part of a template that runs as a whole or not at all. Arms of one branch share its number.
+// arm is a part of a template that runs as a whole or not at all. Arms of one branch share its number. One that
+// refuses runs only in renders that fail.
 type arm struct {
-	File   string `json:"file"`
-	Line   int    `json:"line"`
-	Branch int    `json:"branch"`
-	Name   string `json:"name"`
-	Lines  []int  `json:"lines"`
-	Runs   int    `json:"runs"`
+	File    string `json:"file"`
+	Line    int    `json:"line"`
+	Branch  int    `json:"branch"`
+	Name    string `json:"name"`
+	Lines   []int  `json:"lines"`
+	Runs    int    `json:"runs"`
+	Refuses bool   `json:"refuses"`
+
+	holder *arm
+	of     string // the definition that it is in
+	tells  bool   // it has text of its own
 }
 
 // coverage is what one render ran of the templates, and which values it read. Each template is rewritten: calls
@@ -34,7 +40,11 @@ type coverage struct {
 	maps     map[uintptr]string
 	reads    map[string]bool
 
-	file, source string
+	file, source, of, caller string
+	within                   *arm
+	// Definitions that call fail, and those that each is given or prints on lines of their own.
+	fails []string
+	texts map[string][]string
 }
 
 // between joins the keys of a value's path.
@@ -52,9 +62,22 @@ func init() {
 
 func cover(root *v2.Chart) *coverage {
 	made := &coverage{
-		base: root.Name() + "/templates", maps: map[uintptr]string{}, reads: map[string]bool{},
+		base: root.Name() + "/templates", maps: map[uintptr]string{}, reads: map[string]bool{}, texts: map[string][]string{},
 	}
 	made.chart(root, "")
+	// What a definition that fails is given is sentences, each of which refuses something.
+	delete(made.texts, "")
+	var sentences []string
+	for next := made.fails; len(next) > 0; next = next[1:] {
+		for _, name := range made.texts[next[0]] {
+			if !slices.Contains(sentences, name) {
+				sentences, next = append(sentences, name), append(next, name)
+			}
+		}
+	}
+	for _, one := range made.arms { // a holder stands before what it holds
+		one.Refuses = one.Refuses || one.tells && one.Branch > 0 && slices.Contains(sentences, one.of) || one.holder != nil && one.holder.Refuses
+	}
 	return made
 }
 
@@ -70,10 +93,12 @@ func (made *coverage) chart(one *v2.Chart, folder string) {
 		var text strings.Builder
 		for _, name := range slices.Sorted(maps.Keys(trees)) {
 			if root := trees[name].Root; root != tree.Root {
+				made.of = name
 				made.list(root, root.Position(), 0, "define "+name)
 				fmt.Fprintf(&text, "{{define %q}}%s{{end}}", name, root)
 			}
 		}
+		made.of = ""
 		if !parse.IsEmptyTree(tree.Root) {
 			made.list(tree.Root, 0, 0, "file")
 			text.WriteString(tree.Root.String())
@@ -90,7 +115,7 @@ func (made *coverage) line(at parse.Pos) int {
 }
 
 func (made *coverage) arm(at parse.Pos, branch int, name string) (*arm, string) {
-	one := &arm{File: made.file, Line: made.line(at), Branch: branch, Name: name, Lines: []int{}}
+	one := &arm{File: made.file, Line: made.line(at), Branch: branch, Name: name, Lines: []int{}, holder: made.within, of: made.of}
 	made.arms = append(made.arms, one)
 	return one, strconv.Itoa(len(made.arms) - 1)
 }
@@ -102,10 +127,13 @@ func raw(text string) parse.Node {
 
 func (made *coverage) list(list *parse.ListNode, at parse.Pos, branch int, name string) {
 	one, number := made.arm(at, branch, name)
-	for _, node := range list.Nodes {
+	made.within = one
+	defer func() { made.within = one.holder }()
+	for index, node := range list.Nodes {
 		if text, is := node.(*parse.TextNode); is {
 			for index, part := range strings.Split(string(text.Text), "\n") {
 				if strings.TrimSpace(part) != "" {
+					one.tells = true
 					one.Lines = append(one.Lines, made.line(text.Position())+index)
 				}
 			}
@@ -114,6 +142,14 @@ func (made *coverage) list(list *parse.ListNode, at parse.Pos, branch int, name 
 		one.Lines = append(one.Lines, made.line(node.Position()))
 		switch node := node.(type) {
 		case *parse.ActionNode:
+			for _, command := range node.Pipe.Cmds {
+				if name := included(command); name != "" && isAlone(list.Nodes, index) {
+					made.texts[made.of] = append(made.texts[made.of], name)
+				}
+				if command.Args[0].String() == "fail" {
+					one.Refuses, made.fails = branch > 0, append(made.fails, made.of)
+				}
+			}
 			made.pipe(node.Pipe)
 		case *parse.TemplateNode:
 			made.pipe(node.Pipe)
@@ -143,6 +179,22 @@ func (made *coverage) branch(node *parse.BranchNode, name string) {
 		node.ElseList = &parse.ListNode{NodeType: parse.NodeList, Pos: node.Position()}
 	}
 	made.list(node.ElseList, node.Position(), number, "else")
+}
+
+// included is the definition that a command includes.
+func included(command *parse.CommandNode) string {
+	if len(command.Args) > 1 && command.Args[0].String() == "include" {
+		if name, is := command.Args[1].(*parse.StringNode); is {
+			return name.Text
+		}
+	}
+	return ""
+}
+
+// isAlone tells whether lines of their own hold the action.
+func isAlone(nodes []parse.Node, index int) bool {
+	begins := index == 0 || nodes[index-1].Type() != parse.NodeText || strings.HasSuffix(nodes[index-1].String(), "\n")
+	return begins && (index+1 == len(nodes) || strings.HasPrefix(nodes[index+1].String(), "\n"))
 }
 
 // isNeverEmpty tells whether a range is over a list that is written out: it has no other arm.
@@ -175,6 +227,11 @@ func (made *coverage) command(command *parse.CommandNode, isPiped bool) {
 		return
 	}
 	name := called.Ident
+	if other := included(command); other != "" {
+		made.texts[made.caller] = append(made.texts[made.caller], other)
+		defer func(caller string) { made.caller = caller }(made.caller)
+		made.caller = other
+	}
 	keyed := !isPiped && len(others) > 1 && (name == "index" || name == "get" || name == "hasKey")
 	for index, each := range others {
 		others[index] = made.operand(each, !passing[name] && !keyed)
