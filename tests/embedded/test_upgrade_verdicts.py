@@ -77,6 +77,17 @@ data:
   b: c
 ---
 """
+KEPT = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: kepts.example.com, annotations: {helm.sh/resource-policy: keep}}
+spec:
+  group: example.com
+  scope: Namespaced
+  names: {kind: Kept, plural: kepts, singular: kept}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object}}}]
+---
+"""
 PLAIN = {
     "label": "web",
     "tag": "1",
@@ -195,6 +206,13 @@ spec: {size: %s}
 """
     found = verdict(chart("1.0.0", database % 1), chart("2.0.0", database % 2))
     assert told(found) == {"Database/one": "in place"}
+
+
+def test_a_definition_that_a_release_keeps_is_not_in_the_way_of_the_next(verdict: Ask, chart: Chart) -> None:
+    # As argo-workflows and keda have them.
+    found = [verdict(chart("1.0.0", KEPT), chart("2.0.0", KEPT, tag="2")) for _ in range(2)]
+    assert [(each.untried, each.refusal) for each in found] == [("", "")] * 2
+    assert told(found[1])["Deployment/web"] == "restarts pods"
 
 
 @pytest.mark.whole

@@ -42,7 +42,8 @@ _MANAGER = "helm"
 # Hooks end at once on the cluster of a check, and Helm waits for little else.
 _SECONDS = 60
 # Helm adds these to each object.
-_MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", "meta.helm.sh/release-namespace")
+_HOME = "meta.helm.sh/release-namespace"
+_MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", _HOME)
 _KEEP = "helm.sh/resource-policy"
 
 
@@ -174,6 +175,16 @@ class Upgrades:
         finally:
             self._releases.uninstall(_RELEASE, namespace, _SECONDS, wait=True)
             self._cluster.api.delete(f"/api/v1/namespaces/{namespace}")
+            # Helm would refuse a definition that this release keeps to the next one.
+            until(lambda: not (self._stand_ins and self._kept(namespace)), 30, "definitions to be gone")
+
+    def _kept(self, namespace: str) -> list[str]:
+        """The definitions that a release has left, which are told to go."""
+        items = (each["metadata"] for each in self._cluster.api.get(_CRDS)["items"])
+        kept = [each["name"] for each in items if each.get("annotations", {}).get(_HOME) == namespace]
+        for name in kept:
+            self._cluster.api.delete(f"{_CRDS}/{name}")
+        return kept
 
     def _find(self, chart: Path, called: str, scratch: Path) -> Path:
         if not called.startswith("git:"):
