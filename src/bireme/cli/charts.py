@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def _kinds(context: click.Context) -> list[str]:
     return list(table("export")[App().charts.find(context.params["chart"]).name]["kinds"])
 
 
+_LIMITS = ("enum", "minimum", "maximum", "pattern")
 _env_file_option = click.option(
     "--env-file", type=click.Path(path_type=Path), help="NAME=value lines that fill in $NAME and ${NAME}"
 )
@@ -88,10 +90,41 @@ def explain(app: App, /, chart: str, key: str, output: str) -> None:
     \b
     Example: bireme explain torch-elastic pod.shm.size
     """
-    from bireme.cli.keys import explanation
-
-    found = explanation(app.charts.find(chart), key)
+    found = _explanation(app.charts.find(chart), key)
     app.show(output, found, lambda: views.key_view(found))
+
+
+def _explanation(chart: Path, key: str) -> dict[str, Any]:
+    """Text, type, limits, default and keys below of ``key``, e.g. ``pod.shm.size``; "" stands for all.
+
+    Raises BiremeError for a key that the chart does not have.
+    """
+    from bireme.schemas.bundle import BUNDLE, comments
+    from bireme.schemas.problems import resolved
+
+    file = chart / "values.yaml"
+    text, default = value_files.read_text(file, "values file"), value_files.read_file(file)
+    schema = json.loads(value_files.read_text(chart / BUNDLE, "schema")) if (chart / BUNDLE).is_file() else {}
+    value: Any = default
+    part, path = resolved(schema, schema), tuple(filter(None, key.split(".")))
+    for name in path:
+        inside = part.get("properties", {})
+        known = {*inside, *_mapping(value)}
+        if name not in known:
+            raise BiremeError(f"{chart.name} has no value {key}: {suggestion(name, known)}")
+        part, value = resolved(schema, inside.get(name)), _mapping(value).get(name)
+    types, below = part.get("type", "any"), sorted({*part.get("properties", {}), *_mapping(value)})
+    return {
+        "key": key,
+        "text": comments(text).get(path) or part.get("description", ""),
+        "type": types if isinstance(types, str) else " or ".join(types),
+        **{name: part[name] for name in _LIMITS if name in part},
+        **({"keys": below} if below else {"default": value}),
+    }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 @cli.command()

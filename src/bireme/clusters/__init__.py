@@ -2,4 +2,3 @@
 
 DEFAULT_NAME = "bireme"
 ADDONS = ("kueue", "karpenter", "flux", "argocd")
-"""What `bireme up --with` starts beside a cluster."""
