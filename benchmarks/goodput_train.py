@@ -137,7 +137,9 @@ def main() -> None:
         loss = one_step(args.folder, model, optimizer, step, leads=rank == 0)
         step += 1
         seconds = time.monotonic() - since
-        keep.save(step, {"model": network.state_dict(), "optimizer": optimizer.state_dict()})
+        # docs/snapshots.md asks for it: a snapshot of a spoiled state would be taken again.
+        if args.way != "snapshots" or loss == loss:
+            keep.save(step, {"model": network.state_dict(), "optimizer": optimizer.state_dict()})
         if rank == 0:
             tell("step", step=step, seconds=seconds, finite=loss == loss)
             print(f"step {step} loss: {loss}", flush=True)
@@ -148,7 +150,7 @@ def main() -> None:
 def one_step(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, leads: bool
 ) -> float:
-    """One step of the seeded data, and its loss; the rank that ``leads`` spoils the parameters."""
+    """One step of the seeded data, and the loss of all ranks. The one that ``leads`` spoils parameters."""
     slow, nan = folder / "faults" / "slow", folder / "faults" / "nan"
     time.sleep(STEP_SECONDS * (4 if slow.exists() and slow.read_text() == address() else 1))
     if leads and nan.exists():
@@ -160,7 +162,9 @@ def one_step(
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return float(loss)
+    total = loss.detach()
+    dist.all_reduce(total)
+    return float(total / dist.get_world_size())
 
 
 def address() -> str:
