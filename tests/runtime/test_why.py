@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import time
+import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,8 @@ FAULTS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "one_rank_is_slow": ("script", (3,), "is in compute_much"),
     "a_deep_call": ("script", (0,), "is in wait_in_a_callback"),
 }
+# Groups of these ranks are of four, so that more ranks would make another fault.
+GROUPED = {"a_group_without_one_rank", "two_groups_in_two_orders"}
 
 
 def told(name: str) -> list[RankState]:
@@ -92,6 +96,28 @@ def test_many_ranks_are_analysed_in_time(world: int, seconds: float) -> None:
     assert time.process_time() - began < seconds
     assert cause.ranks == (5,)
     assert cause.certain
+
+
+def test_a_thousand_ranks_take_less_than_500_mib() -> None:
+    tracemalloc.start()
+    try:
+        states = [made(rank, range(960, 1000), pending=999) for rank in range(1024)]
+        explain(states)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 500 * 2**20
+
+
+@pytest.mark.parametrize("name", sorted({*FAULTS} - GROUPED))
+def test_a_planted_fault_is_named_among_sixteen_ranks(name: str) -> None:
+    """Twelve more ranks tell what one that is not at fault has told."""
+    kind, ranks, words = FAULTS[name]
+    there = told(name)
+    good = next(each for each in there if each.rank not in ranks)
+    cause = explain([*there, *(replace(good, rank=rank) for rank in range(WORLD, 16))], 16)
+    assert (cause.kind, cause.ranks) == (kind, ranks), cause.sentence
+    assert words in cause.sentence
 
 
 def test_where_all_have_entered_the_network_is_at_fault_and_nobody_is_blamed() -> None:
