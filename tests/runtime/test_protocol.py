@@ -757,6 +757,30 @@ def test_who_joins_knows_the_latest_round_before_it_says_from_which_on_it_can_be
     assert json.loads(registered.value)["ready"] == 4
 
 
+def test_who_gets_ready_while_its_own_key_is_read_keeps_its_lease(make: Make) -> None:
+    a, b = make(0), make(1)
+    join_all(a, b)
+    spans, read, written = a._client.spans, threading.Event(), threading.Event()
+
+    def late(*asked: etcd.Span) -> Any:
+        found = spans(*asked)
+        read.set()
+        written.wait(60)
+        return found
+
+    a._client.spans = late  # type: ignore[method-assign]
+    assert a._watch
+    a._watch.close()
+    assert read.wait(60)
+    with ThreadPoolExecutor(2) as pool:
+        joining = [pool.submit(each.join) for each in (a, b)]
+        until(lambda: a._registration is not None and a._registration.member.ready == 2)
+        written.set()
+        assert [each.result().number for each in joining] == [2, 2]
+    assert a._registration
+    assert a._registration.member.id == f"{a.identity.base}.1"
+
+
 def test_a_write_of_a_member_that_etcd_carries_out_late_changes_nothing(make: Make) -> None:
     a = make(0)
     a.join()

@@ -90,6 +90,8 @@ def test_a_round_costs_each_member_a_few_messages(server: EtcdServer, members: l
     first = Counters(server)
     assert {world.size for world in join(members)} == {N}
     assert first.told < 25 * N
+    # All but the first begin to watch less.
+    time.sleep(2)
     second = Counters(server)
     with ThreadPoolExecutor(N) as pool:
         # One member's processes fail, and all meet again.
@@ -125,3 +127,19 @@ def test_a_lost_member_is_told_to_each_member_once(server: EtcdServer, members: 
     assert loss.told < 3 * N
     assert loss.reads < 3 * N
     assert {world.size for world in join(rest)} == {N - 1}
+
+
+def test_the_loss_of_half_is_told_to_few_and_all_meet_again(
+    server: EtcdServer, members: list[Rendezvous]
+) -> None:
+    join(members)
+    time.sleep(1)
+    left, rest = members[: N // 2], members[N // 2 :]
+    loss = Counters(server)
+    with ThreadPoolExecutor(N) as pool:
+        list(pool.map(Rendezvous.leave, left))
+        waiting.until(lambda: all(each.waiting() for each in rest))
+        worlds = list(pool.map(Rendezvous.join, rest))
+    assert {world.size for world in worlds} == {N // 2}
+    # To tell each of N / 2 of each of N / 2 would be 15 N. The first leave, so that all look for the next.
+    assert loss.told < 12 * N

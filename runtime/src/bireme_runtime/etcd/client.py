@@ -89,23 +89,20 @@ class Client:
 
     def get(self, key: str) -> KeyValue | None:
         """Read one key; None if it does not exist."""
-        kvs = self._range({"key": encoded(key)}).keys
+        kvs = self.span(key, key + "\0").keys
         return kvs[0] if kvs else None
 
     def range(self, prefix: str) -> Snapshot:
         """Read all keys that start with the prefix, in order."""
-        return self._range({"key": encoded(prefix), "range_end": encoded(prefix_end(prefix))})
-
-    def _range(self, body: dict[str, Any]) -> Snapshot:
-        answer = self.call("/v3/kv/range", body)
-        return snapshot_of(revision_of(answer), answer)
+        return self.span(prefix, prefix_end(prefix))
 
     def span(self, first: str, end: str | bytes, keys_only: bool = False, limit: int = 0) -> Snapshot:
         """Read the keys from `first` up to but not including `end`, in order, at most `limit` of them.
 
         Values may be left out.
         """
-        return self._range(Span(first, end, keys_only, limit).reading)
+        answer = self.call("/v3/kv/range", Span(first, end, keys_only, limit).reading)
+        return snapshot_of(revision_of(answer), answer)
 
     def spans(self, *spans: Span) -> tuple[Snapshot, ...]:
         """Read several spans at one revision."""

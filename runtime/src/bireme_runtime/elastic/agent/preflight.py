@@ -21,8 +21,7 @@ from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import TEMPORARY
 from bireme_runtime.process.log import Say
 
-_PIECE, _PIECES = 1 << 20, 64
-_MIB = 1 << 20
+_MIB, _PIECES = 1 << 20, 64
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,8 @@ class Wanted:
 def check(env: Mapping[str, str], say: Say) -> None:
     """Check what the environment asks for. Raises Stop for what is wrong here: the pod is replaced."""
     wanted = environment.read(Wanted, env)
-    why = ""
-    if wanted.accelerators:
-        why = _accelerators_lack(wanted.accelerators, env, say)
-    if wanted.folder and not why:
-        why = _folder_lack(wanted, say)
+    why = _accelerators_lack(wanted.accelerators, env, say) if wanted.accelerators else ""
+    why = why or (_folder_lack(wanted, say) if wanted.folder else "")
     if why:
         node = env.get("BIREME_NODE", "this node")
         raise Stop(
@@ -97,10 +93,10 @@ def _write_rate(folder: Path, pieces: int) -> float:
         since = time.monotonic()
         with path.open("wb") as file:
             for _ in range(pieces):
-                file.write(b"\0" * _PIECE)
+                file.write(b"\0" * _MIB)
             file.flush()
             os.fsync(file.fileno())
-        return pieces * _PIECE / _MIB / max(time.monotonic() - since, 1e-9)
+        return pieces / max(time.monotonic() - since, 1e-9)
     finally:
         with contextlib.suppress(OSError):
             path.unlink()

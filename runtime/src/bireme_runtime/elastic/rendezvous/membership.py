@@ -13,10 +13,11 @@ A member that trains in round n blocks round n+1 until it declares itself ready 
 member delays the others at most by the life of its lease, and no member is placed in two rounds at once. Its
 processes end before its lease can have ended (fence.py), so no two worlds train at once.
 
-What one member writes is told to two: the first of the latest round, which counts who waits and who has
-finished, and the one with the first key, which proposes rounds. All others hear of rounds, calls and ended
-leases only, so that a round of N members costs N messages and not N². What follows from
-these keys is in rules.py, and the lock that keeps a second run of the same job waiting in lock.py.
+What one member writes, and that its lease has ended, is told to few. These are the first ranks of the latest
+round, which count who waits and who has finished, propose rounds and call when one is lost, and before the
+first round the member with the first key. All others hear of rounds, calls and the ends of these few only, so
+that a round of N members, and the loss of many, costs N messages and not N². What follows from these keys is
+in rules.py, and the lock that keeps a second run of the same job waiting in lock.py.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ _WATCH_IDLE_SECONDS_PER_MEMBER = 0.3
 # The same if renewals show that something was written meanwhile, perhaps to other keys.
 _BLIND_SECONDS = 10.0
 _BLIND_SECONDS_PER_MEMBER = 0.05
+# So many members of a round, from rank 0 on, know all of the others.
+_KNOWING = 2
 # For so long a member that does not reach rank 0 looks whether others do not either.
 _UNREACHED_SECONDS = 10.0
 # What all members together ask of etcd while nothing happens.
@@ -145,8 +148,10 @@ class Rendezvous:
         self._view = View()
         self._reading = 0
         self._wanted_reading = 0
-        # The member with the first key, as far as this member has to know: as long as it lives.
+        # The member with the first key, as far as one outside the latest round has to know: while it lives.
         self._first = ""
+        # The members of a round whose ends are told to one of it that knows no others.
+        self._followed_few: tuple[str, ...] = ()
         self._deletions = 0
         # Where the watches of a member without a whole view resume: of members, and of all other keys.
         self._resume = (0, 0)
@@ -494,7 +499,7 @@ class Rendezvous:
                 raise Unreachable(f"this worker reaches etcd but not {round}: see whether its network is up")
             progress.log(f"the network: this worker reaches etcd, but not {round}")
 
-    def _call(self, client: etcd.Client, world: World, leaver: str, cut: bool = False) -> bool:
+    def _call(self, client: etcd.Client, world: World | Round, leaver: str, cut: bool = False) -> bool:
         """Tell the members of this round that it has to end, unless it has ended or all know.
 
         A repetition is harmless. Returns whether they will know.
@@ -765,26 +770,49 @@ class Rendezvous:
         registration, view = self._registration, self._view
         if (view.whole and view.revision) or registration is None or registration.lost:
             return False
-        return registration.member.id in (self._first, view.first())
+        return registration.member.id in (self._few() or [self._first])
+
+    def _few(self) -> tuple[str, ...]:
+        """Whose ends a member of the latest round has to know, if it does not know all."""
+        view, mine = self._view, self._registration
+        round = None if view.whole or mine is None or mine.lost else view.round
+        if round is None or mine is None or mine.member.id not in round.ids:
+            return ()
+        return tuple(id for id in round.members[:_KNOWING] if id not in view.gone) or (view.first(),)
+
+    def _follows(self, few: tuple[str, ...]) -> bool:
+        """Whether the end of one of them, who tells of the others, is told; without them, of nobody."""
+        return not set(few).isdisjoint(self._followed_few) if few else not self._followed_few
+
+    def _look_at_few(self) -> None:
+        """See who of the few lives, whose ends are told from here on."""
+        few, view, members = self._few(), self._view, self._key("members/")
+        if self._follows(few):
+            return
+        if few and view.round:
+            names = [members + id for id in few]
+            found = self._client.spans(*(etcd.Span(each, each + "\0", keys_only=True) for each in names))
+            if not any(each.keys for each in found):
+                found = (self._client.span(members, etcd.prefix_end(members), keys_only=True),)
+                few = view.round.members
+            here = {kv.key[len(members) :] for each in found for kv in each.keys}
+            self._resume = (found[0].revision + 1, self._resume[1])
+            self._show(replace(view, gone=view.gone | (set(few) - here)))
+        with self._changed:
+            self._first, self._followed_few = "", self._few()
 
     def _find_first(self) -> None:
         """Find the member with the first key. Only deletions change that for those that come after it."""
-        root = self._key("members/")
+        members = self._key("members/")
         while True:
             with self._changed:
                 deletions = self._deletions
-            start, found = root, ""
-            while not found:
-                keys = self._client.span(start, etcd.prefix_end(root), limit=1).keys
-                if not keys:
-                    return
-                start = keys[0].key + "\0"
-                # A key that is not a member's is somebody else's.
-                found = next(iter(view_of(self.settings.root, etcd.Snapshot(0, keys)).members), "")
+            # Not all need be members': some may be somebody else's.
+            keys = self._client.span(members, etcd.prefix_end(members), limit=8)
             with self._changed:
                 # If a lease has ended meanwhile, it may have been this one's.
                 if self._deletions == deletions:
-                    self._first = found
+                    self._first = min(view_of(self.settings.root, keys).members, default="")
                     return
 
     def _read(self, whole: bool) -> View:
@@ -792,26 +820,17 @@ class Rendezvous:
         root, members = self.settings.root, self._key("members/")
         if whole:
             return view_of(root, self._client.range(root))
+        end = etcd.prefix_end(members).decode()
+        before, after = self._client.spans(etcd.Span(root, members), etcd.Span(end, etcd.prefix_end(root)))
         with self._changed:
-            registration, placed = self._registration, self._world is not None
-        # Who was lost while this member did not look.
-        end = etcd.prefix_end(members)
-        spans = [etcd.Span(root, members), etcd.Span(end.decode(), etcd.prefix_end(root))]
-        spans += [etcd.Span(members, end, keys_only=True)] if placed else []
-        before, after, *here = self._client.spans(*spans)
-        view = View(before.revision, whole=False)
-        view = view.changed(root, (etcd.Event(kv, False) for kv in (*before.keys, *after.keys)))
-        there = {kv.key[len(members) :] for snapshot in here for kv in snapshot.keys}
-        gone = view.round.ids - there if placed and view.round else frozenset()
-        if placed and registration and registration.member.id not in there:
-            gone |= {registration.member.id}
-        with self._changed:
-            self._first = ""
-            self._resume = (view.revision + 1, view.revision + 1)
-        return replace(view, gone=gone)
+            self._first, self._followed_few = "", ()
+            self._resume = (before.revision + 1, before.revision + 1)
+        keys = (etcd.Event(kv, False) for kv in (*before.keys, *after.keys))
+        return View(before.revision, whole=False).changed(root, keys)
 
     def _watch_from_here(self, wanted: int) -> None:
         """Follow what was written after the view. Raises Compacted when the keys must be read again."""
+        self._look_at_few()
         idle = max(_WATCH_IDLE_SECONDS, _WATCH_IDLE_SECONDS_PER_MEMBER * self._crowd())
         watch = self._new_watch(random.uniform(0.8, 1.2) * idle)
         with self._changed:
@@ -831,16 +850,29 @@ class Rendezvous:
                         self._reading = wanted
                         self._followed = (revision, time.monotonic())
                         self._changed.notify_all()
-                if self._registration and not self._first:
+                self._tell_of_losses()
+                few = self._few()
+                if self._registration and not (self._first or few):
                     self._find_first()
-                if self._wanted_reading != wanted or self._closing.is_set() or self._needs_more():
+                if not self._follows(few) or self._needs_more():
+                    return
+                if self._wanted_reading != wanted or self._closing.is_set():
                     return
         finally:
             watch.close()
 
+    def _tell_of_losses(self) -> None:
+        """Let those who do not know all hear that their round has lost a member."""
+        view = self._view
+        if view.whole and view.round and len(view.round.ids) > _KNOWING and not (view.told() or view.outcome):
+            for lost in sorted(view.leavers())[:1]:
+                self._call(self._client, view.round, lost)
+
     def _check_data(self) -> None:
         """See whether etcd has what this member has read and written. Raises Compacted if it has not."""
         view, mine = self._view, self._registration
+        # Before it is read, because the other thread may write it meanwhile.
+        wrote = (mine.member.ready, mine.member.finished) if mine else (0, False)
         names = (self._key("round"), mine.key if mine and mine.mod_revision and not mine.lost else "")
         found = self._client.spans(*(etcd.Span(name, name + "\0") for name in names if name))
         latest, *own = (view_of(self.settings.root, each) for each in found)
@@ -848,7 +880,7 @@ class Rendezvous:
             raise etcd.Compacted("etcd has other data than this member has read")
         if mine and own:
             member = own[0].members.get(mine.member.id)
-            if member is None or (member.ready, member.finished) < (mine.member.ready, mine.member.finished):
+            if member is None or (member.ready, member.finished) < wrote:
                 self._mark_lost(mine)
 
     def _new_watch(self, idle: float) -> etcd.Watch:
@@ -857,10 +889,12 @@ class Rendezvous:
             return self._client.watch(root, self._view.revision + 1, idle)
         end = etcd.prefix_end(members)
         of_members, of_others = self._resume
+        # Outside a round, of those that may have the first key.
+        ends = [(id, id + "\0") for id in self._followed_few] or [("", self.identity.base + "/")]
         spans = [
             etcd.Span(root, members, revision=of_others),
             etcd.Span(end.decode(), etcd.prefix_end(root), revision=of_others),
-            etcd.Span(members, end, revision=of_members, deletions=True),
+            *(etcd.Span(members + a, members + b, revision=of_members, deletions=True) for a, b in ends),
         ]
         return self._client.watch_spans(spans, idle)
 

@@ -186,8 +186,8 @@ class Call:
 class View:
     """The keys of a run at one revision, or what all but a few members know of them (`whole` is false).
 
-    Of the members these know only who was in the latest round and whose lease has ended: what one member
-    writes is told to the few, and not to all.
+    Of the members these know only who was in the latest round, and of a few whether their leases have ended:
+    what one member writes is told to the few, and not to all.
     """
 
     revision: int = 0
@@ -220,7 +220,7 @@ class View:
         """Members of the latest round that left it unfinished: without a lease, or ready for the next."""
         if self.round is None:
             return set()
-        left = {self.call.leaver} if self.called() and self.call and self.call.leaver else set()
+        left = {self.told()} - {""}
         if not self.whole:
             return left | ((self.gone & self.round.ids) - self.finished)
         here = {member.id for member in self.members.values() if self.placed(member)}
@@ -229,6 +229,10 @@ class View:
     def called(self) -> bool:
         """Whether a member has called for the end of the latest round."""
         return self.call is not None and self.round is not None and self.call.round == self.round.number
+
+    def told(self) -> str:
+        """The leaver of the latest round of whom all have been told, if they have been."""
+        return self.call.leaver if self.call and self.called() else ""
 
     def arrivals(self) -> set[str]:
         """Members with a lease that are not in the latest round. Only a whole view knows them."""
