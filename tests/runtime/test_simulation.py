@@ -9,8 +9,8 @@ import pytest
 
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous.rules import View
-from tests.runtime.simulation.run import Broken, Job
-from tests.runtime.simulation.scheduler import Stuck
+from tests.runtime.simulation.run import Job
+from tests.runtime.simulation.scheduler import Broken, Stuck
 
 
 @pytest.mark.parametrize("first", [10, 20])

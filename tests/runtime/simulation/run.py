@@ -1,7 +1,8 @@
 """One simulated run of a job: workers that train, what happens to them, and what must hold.
 
-Of Bireme's code the rendezvous, the lock, the fence and the etcd client run as they are. The agents here do
-what torchrun and the supervisor do with them: join, start processes, ask every half second, stop them, save.
+Of Bireme's code the rendezvous, the lock, the fence, the snapshots and the etcd client run as they are. The
+agents here do what torchrun and the supervisor do with them: join, start processes, ask every half second,
+stop them, save.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from bireme_runtime.elastic import fence
+from bireme_runtime.elastic import fence, snapshots
 from bireme_runtime.elastic.rendezvous import membership, rules
+from bireme_runtime.elastic.snapshots import keeper
+from bireme_runtime.elastic.snapshots.files import Torn
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd import connections
 from bireme_runtime.etcd import history as etcd_history
 from bireme_runtime.process import http
 from bireme_runtime.process.errors import BiremeError, Unreachable
+from tests.runtime.simulation import keeping
 from tests.runtime.simulation.network import Etcd, Link, Network
 from tests.runtime.simulation.scheduler import (
+    Broken,
     Machine,
     Process,
     Scheduler,
@@ -36,10 +43,6 @@ from tests.runtime.simulation.scheduler import (
 FAULTS_END, SECONDS_TO_SUCCEED = 90.0, 400.0
 _STEPS = 120
 _PREFIX = "/sim/"
-
-
-class Broken(AssertionError):
-    """Something that must never happen has happened."""
 
 
 class SimBoard(fence.Board):
@@ -70,12 +73,16 @@ class Worker:
     machine: Machine
     board: SimBoard
     history: etcd.History = field(default_factory=etcd.History)
+    kept: keeping.Kept = field(init=False)
     alive: bool = True
     ranks: Ranks | None = None
     agent: Process | None = None
     member: membership.Rendezvous | None = None
     outcome: str = ""
     agents: int = 0
+
+    def __post_init__(self) -> None:
+        self.kept = keeping.Kept(self.job.keeping, self)
 
     @property
     def name(self) -> str:
@@ -149,14 +156,14 @@ class Worker:
                 return False
         elif member.store_of(world) is None:
             return False
-        here = self.job.meetings.setdefault((self.run, world.token), set())
-        here.add(world.rank)
+        here = self.job.keeping.members.setdefault((self.run, world.token), {})
+        here[world.rank] = self
         deadline = self.job.sim.now + 60
         while len(here) < world.size:
             if member.broken(world) or self.job.sim.now > deadline:
                 return False
             self.job.sim.sleep(0.2)
-        return True
+        return not self.job.keeps or self.job.keeping.meet(self, member, world)
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
@@ -181,8 +188,12 @@ class Worker:
         sim.sleep(sim.random.uniform(0.5, 3))
         everybody = job.ranks_of(ranks.world)
         try:
-            while job.steps[self.run] < _STEPS:
+            rank = keeping.Rank(self.kept, world, env)
+            step = rank.restore()
+            while not job.is_done(self.run):
                 sim.sleep(sim.random.uniform(1, 2.5))
+                step += 1
+                rank.save(step)
                 fence.check(env)
                 job.committed(self, ranks)
                 whole = len(job.ranks_of(ranks.world)) >= max(world.size, len(everybody))
@@ -192,8 +203,8 @@ class Worker:
             job.committed(self, ranks)
             ranks.finished = True
             job.finished.add((self.run, world.token, self.name))
-        except fence.Fenced as fenced:
-            sim.log(f"{self.name}: {fenced}")
+        except (fence.Fenced, Torn) as error:
+            sim.log(f"{self.name}: {error}")
             ranks.alive = False
 
     def _stop_ranks(self, seconds: float) -> None:
@@ -229,8 +240,9 @@ class Worker:
         """The machine is gone."""
         self.alive = False
         self.kill_ranks()
-        if self.agent:
-            self.job.sim.kill(self.agent)
+        for process in (self.agent, self.kept.process):
+            if process:
+                self.job.sim.kill(process)
 
 
 @dataclass(eq=False)
@@ -242,7 +254,7 @@ class Job:
     workers: list[Worker] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
     finished: set[tuple[str, int, str]] = field(default_factory=set)
-    meetings: dict[tuple[str, int], set[int]] = field(default_factory=dict)
+    keeping: keeping.Keeping = field(init=False)
     worlds: list[tuple[str, int]] = field(default_factory=list)
     commits: int = 0
     faults: list[str] = field(default_factory=list)
@@ -263,6 +275,7 @@ class Job:
         self.size = random.choice((2, 3, 3, 4, 5) if self.unit == 1 else (2, 4, 4))
         self.spares = random.choice((0, 0, 1))
         self.least = random.randint(1, self.size // self.unit) * self.unit
+        self.keeping, self.keeps = keeping.Keeping(self), self.seed % 3 > 0
         self.runs = ["first", "second"] if self.loses_data or random.random() < 0.3 else ["first"]
         self.etcd.on_write = self.other.on_write = self._written
 
@@ -277,6 +290,10 @@ class Job:
 
     def client(self, worker: Worker) -> etcd.Client:
         return etcd.Client(etcd.parse_endpoints("etcd:2379"), timeout=5, history=worker.history)
+
+    def is_done(self, run: str) -> bool:
+        """Whether all its steps are made."""
+        return self.steps[run] >= _STEPS
 
     def suspended(self, worker: Worker) -> bool:
         return worker.machine in self.asleep
@@ -414,7 +431,8 @@ class Job:
             self.sim.after(seconds, lambda process=process: self.sim.go_on(process))  # type: ignore[misc]
 
     def _processes(self, worker: Worker) -> list[Process]:
-        return [each for each in (worker.agent, worker.ranks and worker.ranks.process) if each]
+        mine = (worker.agent, worker.ranks and worker.ranks.process, worker.kept.process)
+        return [each for each in mine if each]
 
     def stop_machine(self, worker: Worker, seconds: float) -> str:
         self._freeze(worker, seconds)
@@ -491,6 +509,11 @@ class Job:
 
     def simulate(self) -> None:
         """Simulate this seed. Raises Broken, or Stuck, when something did not hold."""
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            self.keeping.memory = Path(folder)
+            self._simulate()
+
+    def _simulate(self) -> None:
         for run in self.runs:
             self.steps[run] = 0
             for slot in range(self.size + self.spares):
@@ -532,8 +555,12 @@ def _installed(job: Job) -> Iterator[None]:
             stack.enter_context(mock.patch.multiple(module, **fields))
 
         put(membership, time=time, threading=threading, secrets=secrets, random=sim.random)
+        # Worlds are small, and in most of them somebody must not know all.
+        put(membership, _KNOWING=1 + job.seed % 3)
         # The network of the simulation answers in time, and only its own threads.
         put(fence, time=time, in_thread=lambda act: SimpleNamespace(result=lambda seconds: act()))
+        put(snapshots, time=keeping.CoarseTime(sim), say=sim.log, _ROUNDED=keeping.SIZE)
+        put(keeper, time=time, put=job.keeping.put, get=job.keeping.get, drop=job.keeping.drop)
         put(fence.Board, at=staticmethod(board_at))
         put(etcd, time=time, secrets=secrets, connect=job.network.connect)
         put(etcd_history, time=time)

@@ -21,6 +21,10 @@ class Killed(BaseException):
     """The process of this thread was killed. It passes every `except Exception`."""
 
 
+class Broken(AssertionError):
+    """Something that must never happen has happened."""
+
+
 class Stuck(AssertionError):
     """Nothing can happen any more, or far too much happens."""
 

@@ -13,11 +13,11 @@ A member that trains in round n blocks round n+1 until it declares itself ready 
 member delays the others at most by the life of its lease, and no member is placed in two rounds at once. Its
 processes end before its lease can have ended (fence.py), so no two worlds train at once.
 
-What one member writes, and that its lease has ended, is told to few. These are the first ranks of the latest
-round, which count who waits and who has finished, propose rounds and call when one is lost, and before the
-first round the member with the first key. All others hear of rounds, calls and the ends of these few only, so
-that a round of N members, and the loss of many, costs N messages and not N². What follows from these keys is
-in rules.py, and the lock that keeps a second run of the same job waiting in lock.py.
+What one member writes, and that its lease has ended, is told to few: the first ranks of the latest round.
+They count who waits and who has finished, propose rounds, and call when one is lost. Before the first round
+the one with the first key proposes. All others hear of rounds, calls and the ends of these few only. So a
+round of N members, or the loss of many, costs N messages and not N². What follows from these keys is in
+rules.py, and the lock that keeps a second run of the same job waiting in lock.py.
 """
 
 from __future__ import annotations
