@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import pytest
 
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous.rules import View
+from bireme_runtime.elastic.snapshots import plan
+from bireme_runtime.elastic.snapshots.files import Part
 from tests.runtime.simulation.run import Job
 from tests.runtime.simulation.scheduler import Broken, Stuck
 
@@ -53,3 +58,13 @@ def test_the_simulation_finds_a_fence_that_is_too_late(monkeypatch: pytest.Monke
 def test_the_simulation_finds_a_success_before_all_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(View, "all_finished", lambda self: True)
     assert "is a success, but" in what_breaks(100)
+
+
+def test_the_simulation_finds_a_snapshot_of_which_a_part_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def newest(held: Mapping[int, Iterable[Part]], last: plan.Plan) -> Any:
+        found = [part for parts in held.values() for part in parts if last.allows(part)]
+        made = max((part.made, part.parts) for part in found) if found else (None, 0)
+        return (*made, {part: [0] for part in range(made[1])})
+
+    monkeypatch.setattr(plan, "newest", newest)
+    assert "of which a part is nowhere" in what_breaks(100)
