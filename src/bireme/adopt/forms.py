@@ -84,8 +84,8 @@ class _Made:
         for key, inner in zip(place, (*place[1:], ""), strict=True):
             if isinstance(holder, list) and key == len(holder):
                 holder.append([] if isinstance(inner, int) else {})
-            elif isinstance(holder, dict):
-                holder.setdefault(key, [] if isinstance(inner, int) else {})
+            elif isinstance(holder, dict) and holder.get(key) is None:
+                holder[key] = [] if isinstance(inner, int) else {}
             holder, around = holder[key], holder
         around[place[-1]] = found = copy.deepcopy(value)
         self.moves[place] = source, origin
@@ -224,7 +224,7 @@ def _train_job(document: Document, others: Sequence[Document]) -> Form:
         found = within(spec if key in trainer else told, *map(str, way)).get(key, {"numNodes": 1}.get(key))
         # One process of a runtime's stands for one on each device.
         if found is not None and (key, found, way) != ("numProcPerNode", 1, ("mlPolicy", "mpi")):
-            to = places.get(key, (*main, "env", len(node.setdefault("env", []))))
+            to = places.get(key, (*main, "env", len(node.get("env") or ())))
             value = {"name": variables[key], "value": str(found)} if key in variables else found
             made.put(to, value, ("spec", *way, key), int(key not in trainer))
     return made.form(*runtime)
