@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bireme.core.errors import BiremeError
-from bireme.core.manifests import Manifest
+from bireme.core.manifests import Manifest, without_state
 from bireme.helm import parse
 
 TEXT = """# a line before
@@ -79,3 +79,12 @@ def test_a_manifest_is_frozen_all_the_way_down_and_thaws_into_a_copy() -> None:
 def test_an_object_without_metadata_has_empty_names_and_labels() -> None:
     bare = Manifest({"kind": "List"})
     assert (bare.name, bare.labels, bare.annotations, bare.identity) == ("", {}, {}, "List/(no name)")
+
+
+def test_what_kubernetes_alone_writes_is_no_difference() -> None:
+    about = {"name": "web", "annotations": {"a": "b"}}
+    # The controller adds the number some time after the Deployment is there.
+    marked = {"a": "b", "deployment.kubernetes.io/revision": "1"}
+    written = {"kind": "Deployment", "metadata": about, "spec": {}}
+    told = {**written, "status": {}, "metadata": {**about, "uid": "1", "annotations": marked}}
+    assert without_state(told) == without_state(written) == written

@@ -11,6 +11,7 @@ from typing import Any
 from bireme.core.errors import BiremeError
 from bireme.core.labels import HOOK_ANNOTATION
 
+_REVISION = "deployment.kubernetes.io/revision"
 _OF_SERVER = ("managedFields", "generation", "resourceVersion", "uid", "creationTimestamp")
 
 
@@ -140,8 +141,12 @@ def read_as_kubernetes(manifest: Manifest) -> Iterator[None]:
 
 
 def without_state(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An object that an API server has told, without its status and what the server alone writes."""
+    """An object that an API server has told, without its status and what Kubernetes alone writes."""
     metadata = {key: value for key, value in item["metadata"].items() if key not in _OF_SERVER}
+    # A controller adds the number some time after a Deployment is there.
+    notes = metadata.pop("annotations", None) or {}
+    if kept := {key: note for key, note in notes.items() if key != _REVISION}:
+        metadata["annotations"] = kept
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
 
 
