@@ -198,7 +198,8 @@ class Keeping:
             raise Broken(f"{worker.name} goes on from {made} in {name}, and others from {self.chosen[name]}")
         if store.needed and (made is None or made < store.needed):
             raise Broken(f"{name} goes on from {made}, and its workers had {store.needed}")
-        if made and store.last and not self.leads(made, (worker.run, store.last)):
+        # A snapshot on the claim may be of a newer world, of which nobody is here.
+        if made and made[0] <= store.last and not self.leads(made, (worker.run, store.last)):
             raise Broken(f"{name} goes on from {made} of an old world: the one before was {store.last}")
         if made and made not in self._whole(name):
             raise Broken(f"{name} goes on from {made}, of which a part is nowhere")
