@@ -49,6 +49,18 @@ def test_a_chart_that_renders_valid_objects_has_no_findings(checker: Checker, ma
     assert checker.check([chart]).findings == []
 
 
+def test_files_that_are_named_are_checked_beside_those_of_the_chart(
+    renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
+) -> None:
+    chart = make_chart("web", values="a: 1\n", templates={"a.yaml": NEEDS_A})
+    more = tmp_path / "production.yaml"
+    more.write_text("a: null\n")
+    found = Checker(renderer, toolbox, [more]).check([chart]).findings
+    assert {(Path(each.file).name, "the chart needs it" in each.sentence) for each in found} == {
+        ("production.yaml", True)
+    }
+
+
 @pytest.mark.parametrize(
     ("template", "rule", "path", "sentence", "remedy"),
     [

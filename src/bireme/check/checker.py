@@ -68,10 +68,11 @@ class Checker:
     """Checks the files of charts, and what their defaults and each ci/*-values.yaml render to.
 
     They are rendered for the oldest and the newest Kubernetes that is pinned, if the chart supports it.
+    ``more`` are further values files for each chart.
     """
 
-    def __init__(self, renderer: Renderer, toolbox: Toolbox) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: Renderer, toolbox: Toolbox, more: Sequence[Path] = ()) -> None:
+        self._renderer, self._more = renderer, more
         self._toolbox = toolbox
         versions = sorted(toolbox.versions("kubectl"), key=lambda each: [int(n) for n in each.split(".")])
         self._kubernetes = tuple(dict.fromkeys((versions[0], versions[-1])))
@@ -104,7 +105,7 @@ class Checker:
     def _cases(self, chart: Path) -> Iterator[_Case]:
         if read_file(chart / "Chart.yaml").get("type") == "library":
             return  # Helm refuses to render a library chart
-        for values in values_files(chart):
+        for values in values_files(chart, self._more):
             for version in self._kubernetes:
                 yield _Case(chart, values, version)
 

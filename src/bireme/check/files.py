@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +20,10 @@ from bireme.schemas.bundle import BUNDLE, comments, drift
 _HOOK = re.compile(r"""^\s*["']?helm\.sh/hook["']?:\s*["']?([\w, -]+)""", re.MULTILINE)
 
 
-def values_files(chart: Path) -> list[str]:
-    """The sets of values that a chart is checked with: "" for the defaults, and its ci/*-values.yaml."""
-    return ["", *(f"ci/{file.name}" for file in sorted(chart.glob("ci/*-values.yaml")))]
+def values_files(chart: Path, more: Iterable[Path] = ()) -> list[str]:
+    """What a chart is checked with: "" for its defaults, its ci/*-values.yaml, and ``more`` files."""
+    own = (f"ci/{file.name}" for file in sorted(chart.glob("ci/*-values.yaml")))
+    return ["", *own, *(str(file.resolve()) for file in more)]
 
 
 def dependencies(chart: Path) -> set[str]:

@@ -119,16 +119,23 @@ class Upgrades:
     """Upgrades charts on a cluster. Each upgrade has a namespace of its own, which is removed after it.
 
     With ``stand_ins`` the cluster learns kinds that it does not know, with any fields, as an operator's.
+    ``more`` are further values files for each chart.
     """
 
     def __init__(
-        self, cluster: Cluster, toolbox: Toolbox, renderer: Renderer, charts: Charts, stand_ins: bool = False
+        self,
+        cluster: Cluster,
+        toolbox: Toolbox,
+        renderer: Renderer,
+        charts: Charts,
+        stand_ins: bool = False,
+        more: Sequence[Path] = (),
     ) -> None:
         self._releases = Releases(cluster, toolbox)
         self._cluster = cluster
         self._kubectl = str(toolbox.path("kubectl"))
         self._renderer = renderer
-        self._charts = charts
+        self._charts, self._more = charts, more
         self._stand_ins = stand_ins
 
     def verdicts(self, chart: Path, earlier: Sequence[str]) -> list[UpgradeVerdict]:
@@ -141,12 +148,14 @@ class Upgrades:
         with tempfile.TemporaryDirectory(prefix="bireme-check-") as scratch:
             for number, called in enumerate(earlier):
                 before = self._find(chart, called, Path(scratch) / str(number))
-                found += [self._verdict(chart, before, called, file) for file in values_files(before)]
+                files = values_files(before, self._more)
+                found += [self._verdict(chart, before, called, file) for file in files]
         return found
 
     def installs(self, chart: Path) -> list[Finding]:
         """What an API server refuses of ``chart`` with each of its values files: objects, hooks and pods."""
-        return [finding for file in values_files(chart) for finding in self._install_findings(chart, file)]
+        files = values_files(chart, self._more)
+        return [finding for file in files for finding in self._install_findings(chart, file)]
 
     def _install_findings(self, chart: Path, file: str) -> Iterator[Finding]:
         values, where = load([chart / file] if file else []), f"with {file or 'the defaults'}"

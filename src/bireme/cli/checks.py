@@ -26,6 +26,15 @@ _CHARTS = ("Chart.yaml", "*/Chart.yaml")
 @cli.command()
 @click.argument("charts", metavar="[CHART]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
+    "-f",
+    "--values",
+    "more",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also check with these values",
+)
+@click.option(
     "--from",
     "earlier",
     multiple=True,
@@ -60,6 +69,7 @@ def check(
     app: App,
     /,
     charts: tuple[Path, ...],
+    more: tuple[Path, ...],
     earlier: tuple[str, ...],
     installs: bool,
     suites: bool,
@@ -72,10 +82,10 @@ def check(
 ) -> None:
     """Check charts: values, schema, templates, objects and upgrades.
 
-    The objects are those of the defaults and of every ci/*-values.yaml. The lines and branches of templates
-    that these values run are told too. With --install an API server says what it refuses of objects, hooks
-    and pods. With --from it says what an upgrade does to each object. It is one of its own, or that of
-    --kubeconfig.
+    The objects are those of the defaults, of every ci/*-values.yaml, and of -f FILE. The lines and branches
+    of templates that these values run are told too. With --install an API server says what it refuses of
+    objects, hooks and pods. With --from it says what an upgrade does to each object. It is one of its own, or
+    that of --kubeconfig.
     CHART is a chart or a folder of charts. Without any, it is the chart here, ./charts, or the charts in
     folders here. Exits with 1 when there is something to change.
 
@@ -90,7 +100,7 @@ def check(
         raise BiremeError("there is no chart in this folder: name one, as in bireme check charts/web")
     chosen = find_charts(charts or here[:1])
     with step(app.err, f"Checking {len(chosen)} charts"):
-        checked = Checker(app.renderer, app.toolbox).check(chosen)
+        checked = Checker(app.renderer, app.toolbox, more).check(chosen)
     findings, covered = [*checked.findings], checked.coverage
     if covered is None:
         advice = "to see what of the templates ran: bireme tools --get helm-render"
@@ -115,7 +125,7 @@ def check(
 
         with _cluster(app, target) as cluster, step(app.err, f"Installing {len(chosen)} charts"):
             is_own = target == Target(None, None, None)
-            tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts, is_own)
+            tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts, is_own, more)
             for chart in chosen if installs else ():
                 findings += tried.installs(chart)
             upgrades = [each for chart in chosen for each in tried.verdicts(chart, earlier)]
