@@ -49,6 +49,7 @@ def what_breaks(seeds: int) -> str:
     return "nothing"
 
 
+@pytest.mark.whole
 def test_the_simulation_finds_a_fence_that_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STOP_SHARE", "KILL_SHARE"):
         monkeypatch.setattr(fence, name, 3.0)
