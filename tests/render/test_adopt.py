@@ -306,7 +306,18 @@ def test_types_of_other_objects_in_a_file_are_none_of_its_concern(adopter: Adopt
 
 def test_mutated_jobs_are_adopted_or_refused_with_a_sentence(adopter: Adopter, tmp_path: Path) -> None:
     fuzzer = Fuzzer(adopter, tmp_path)
-    assert [fault for seed in range(25) if (fault := fuzzer.fault(seed))] == []
+    # The last ones had faults: a field that a sentence names is missing, and a patch empties the containers.
+    seeds = (*range(20), 1250, 3094, 5606, 9261, 9793)
+    assert [fault for seed in seeds if (fault := fuzzer.fault(seed))] == []
+
+
+def test_a_container_without_a_name_is_laid_over_none(adopter: Adopter, tmp_path: Path) -> None:
+    patched = CASES["a-trainjob-with-its-runtime"]["manifest"].replace(
+        "containers: [{name: node, ", "containers: [{"
+    )
+    there = objects(tmp_path, patched)
+    with pytest.raises(BiremeError, match="give each container the name of the one that it changes"):
+        adopter.adopt(there[-1], there[:-1])
 
 
 @pytest.mark.whole

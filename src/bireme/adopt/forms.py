@@ -104,8 +104,10 @@ class _Made:
                 # A variable, a mount or a volume is replaced, a container is not.
                 is_patched = name in own and place[-1] in ("containers", "initContainers")
                 self.lay(there[to] if is_patched else None, (*place, to), patch[at], (*origin, at))
-        else:
+        elif place[-1] != "containers":
             self.put(place, patch, origin)
+        elif patch:  # an empty list takes none away
+            raise BiremeError(f"{spelled(origin)}: give each container the name of the one that it changes")
 
 
 def form_of(document: Document, others: Sequence[Document] = ()) -> Form:
@@ -207,7 +209,9 @@ def _train_job(document: Document, others: Sequence[Document]) -> Form:
     group = made.put(("spec", "replicatedJobs", 0), groups[lead], origin, 1)
     job: Place = ("spec", "replicatedJobs", 0, "template", "spec")
     template = group.setdefault("template", {}).setdefault("spec", {}).setdefault("template", {})
-    containers = template.setdefault("spec", {}).setdefault("containers", [{"name": _NODE}])
+    containers = template.setdefault("spec", {}).setdefault("containers", [])
+    if not containers:
+        containers.append({"name": _NODE})
     names = [each.get("name") for each in containers]
     main: Place = (*job, "template", "spec", "containers", names.index(_NODE) if _NODE in names else 0)
     for targets, patch, place in _patches(spec):

@@ -39,7 +39,13 @@ class Rule:
 
 
 class _Sentence(string.Formatter):
-    """Fills facts into a sentence; lists become words with commas."""
+    """Fills facts into a sentence; lists become words with commas, and what is not told becomes "none"."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().get_field(field_name, args, kwargs)
+        except LookupError:
+            return "none", field_name
 
     def format_field(self, value: Any, spec: str) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
