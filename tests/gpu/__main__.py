@@ -29,29 +29,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "tests/runtime/with_torch/train.py"
+HANGS = TRAIN.with_name("hangs.py")
 LLM = ROOT / "images/torch/llm.py"
 CLIENT_PORT, PEER_PORT = 23790, 23800
 PATIENCE = 120  # seconds
 TEMPORARY = 75  # the exit code of a worker whose pod has to be replaced
-HANGS = """
-import os, pathlib, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank, folder, device = dist.get_rank(), pathlib.Path(sys.argv[1]), sys.argv[2]
-mark = folder / f"again-{rank}"
-again = mark.exists()
-mark.touch()
-def load_batch():
-    time.sleep(600)
-for step in range(1, 6):
-    if step == 3 and rank == dist.get_world_size() - 1 and not again:
-        load_batch()
-    dist.all_reduce(torch.ones(1, device=device))
-    if rank == 0:
-        print(f"step {step}", flush=True)
-dist.barrier()
-os._exit(0)
-"""
 Figures = dict[str, Any]
 
 
@@ -212,8 +194,7 @@ def preflight_counts_the_gpus(job: Make, device: str) -> Figures:
 
 def a_hang_names_the_rank_and_its_line(job: Make, device: str) -> Figures:
     limits = {"PET_NNODES": "2:2", "BIREME_HANG_SECONDS": "10", "BIREME_FIRST_STEP_SECONDS": "120"}
-    run = job(["{folder}/hangs.py", "{folder}", device], **limits)
-    (run.folder / "hangs.py").write_text(HANGS)
+    run = job([str(HANGS), "{folder}"], **limits)
     for name in "ab":
         run.start(name)
     assert [run.end(name) for name in "ab"] == [0, 0]

@@ -33,7 +33,7 @@ World = tuple[str, int]
 
 
 class CoarseTime(SimTime):
-    """The module `time` for who looks again and again."""
+    """The module `time`, with longer sleeps for code that polls."""
 
     def sleep(self, seconds: float) -> None:
         super().sleep(max(seconds, 0.2))

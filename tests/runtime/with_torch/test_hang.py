@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,32 +12,12 @@ from tests.support.tiers import core
 
 Make = Callable[..., Any]
 
-HANGS = """
-import os, pathlib, sys, time
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank, folder = dist.get_rank(), pathlib.Path("/mnt")
-mark = folder / f"again-{rank}"
-again = mark.exists()
-mark.touch()
-def load_batch():
-    time.sleep(600)
-for step in range(1, 6):
-    if step == 3 and rank == dist.get_world_size() - 1 and not again:
-        load_batch()
-    dist.all_reduce(torch.ones(1))
-    if rank == 0:
-        print(f"step {step}", flush=True)
-dist.barrier()
-os._exit(0)
-"""
-
 
 @pytest.mark.parametrize("warm", core("", of=["", "true"]))
 def test_the_rank_that_hangs_is_named_and_all_start_again(job: Make, warm: str) -> None:
     limits = {"BIREME_HANG_SECONDS": "10", "BIREME_FIRST_STEP_SECONDS": "120"}
     run = job(PET_NNODES="3:3", BIREME_WARM_START=warm, **limits)
-    (run.folder / "train.py").write_text(HANGS)
+    (run.folder / "train.py").write_bytes(Path(__file__).with_name("hangs.py").read_bytes())
     for index, name in enumerate("abc"):
         run.start(name, index, BIREME_NODE=f"node-{name}")
     assert [run.end(name, 240) for name in "abc"] == [0, 0, 0]

@@ -60,7 +60,7 @@ _WATCH_IDLE_SECONDS_PER_MEMBER = 0.3
 # The same if renewals show that something was written meanwhile, perhaps to other keys.
 _BLIND_SECONDS = 10.0
 _BLIND_SECONDS_PER_MEMBER = 0.05
-# So many members of a round, from rank 0 on, know all of the others.
+# The number of members, from rank 0 on, that know all others of the round.
 _KNOWING = 2
 # For so long a member that does not reach rank 0 looks whether others do not either.
 _UNREACHED_SECONDS = 10.0
@@ -148,7 +148,7 @@ class Rendezvous:
         self._view = View()
         self._reading = 0
         self._wanted_reading = 0
-        # The member with the first key, as far as one outside the latest round has to know: while it lives.
+        # For a member outside of the latest round: the living member with the first key, once it is found.
         self._first = ""
         # The members of a round whose ends are told to one of it that knows no others.
         self._followed_few: tuple[str, ...] = ()
