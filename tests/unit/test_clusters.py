@@ -12,6 +12,7 @@ from bireme.clusters import ADDONS
 from bireme.clusters.api import Api
 from bireme.clusters.base import Cluster, ClusterInfo
 from bireme.clusters.existing import existing
+from bireme.clusters.programs import last_lines
 from bireme.clusters.registry import provider, start_addon
 from bireme.clusters.state import check_name, cluster_dir, find, list_clusters, write_info
 from bireme.core.errors import BiremeError
@@ -159,3 +160,10 @@ def test_files_that_a_kubeconfig_names_are_looked_for_beside_it(kubeconfig: Path
 def test_a_context_that_is_not_in_the_kubeconfig_is_named(kubeconfig: Path) -> None:
     with pytest.raises(BiremeError, match=r"cannot be used as kubeconfig: .*green"):
         Api(kubeconfig, "green")
+
+
+def test_what_a_go_program_says_before_its_stack_trace_is_its_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "etcd.log"
+    log.write_text("panic: write: no space left on device\n\ngoroutine 1 [running]:\nmain.main()\n")
+
+    assert last_lines(log, 1) == ["panic: write: no space left on device"]

@@ -58,8 +58,9 @@ class Program:
 
 
 def last_lines(log: Path, most: int) -> list[str]:
-    """The last lines of a log, at most so many, without empty ones. None without a log."""
+    """The last lines of a log before any stack trace of Go, at most so many. None without a log."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    text, _, _ = text.partition("\ngoroutine ")
     return [line for line in text.splitlines() if line.strip()][-most:]
 
 
