@@ -220,6 +220,8 @@ def test_a_lost_pod_gets_its_state_back_from_the_neighbour(pod: NewPod) -> None:
     assert Part(1, 3, 3, 1) in Folder(pods[1].folder).parts()
     assert pods[0].service.state()["step"] == 3
     assert pods[0].service.state()["copies"] == 1
+    assert pods[0].service.round() == {"snapshot": {"step": 3, "parts": 3, "claim": 0}}
+    assert pods[0].service.blocked > 0
 
 
 def test_a_world_of_another_size_gets_what_the_ranks_before_have_saved(pod: NewPod) -> None:
@@ -278,6 +280,7 @@ def test_two_pods_that_hold_each_others_copies_lost_together_fall_back_to_the_cl
     pods = [pod(name, **claim) for name in ("c", "d")]
     assert meet(pods, 2).made == (1, 2)
     assert [each.restored() for each in pods] == [b"   2 of  0", b"   2 of  1"]
+    assert pods[0].service.round() == {"snapshot": {"step": 2, "parts": 2, "claim": 2}}
     assert "the round goes on from step 2; of 2 of its 2 parts only the claim has a copy" in pods[0].said[-1]
 
 

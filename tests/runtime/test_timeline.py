@@ -126,14 +126,14 @@ def test_old_worlds_are_forgotten_and_fewer_are_kept_of_large_ones(
     client, kept = past(shared_etcd, prefix)
     for number in range(1, 206):
         put_round(client, prefix, number, 2)
-        kept.world(number, "")
+        kept.world(number, "", {})
         kept.steps(number, [(1000.0 * number, number)], {"lostSteps": 0}, last=False)
     worlds = kept.read()
     assert [each["round"] for each in worlds] == list(range(6, 206))
     assert worlds[0]["workers"] == [["host-0", "", "abcd"], ["host-1", "", "abcd"]]
     assert worlds[-1]["samples"] == [[205000.0, 205]]
     put_round(client, prefix, 206, 2000)
-    kept.world(206, "")
+    kept.world(206, "", {})
     assert [each["round"] for each in kept.read()] == list(range(182, 207))
     assert client.count(f"{prefix}.history/", f"{prefix}.history0") == 49
 
@@ -143,7 +143,7 @@ def test_a_long_world_keeps_its_first_and_last_steps_and_some_between(
 ) -> None:
     client, kept = past(shared_etcd, prefix)
     put_round(client, prefix, 1, 1)
-    kept.world(1, "")
+    kept.world(1, "", {})
     for second in range(3000):
         kept.steps(1, [(1000.0, 1), (1000.0 + second, 1 + second)], {}, last=second == 2999)
     (world,) = kept.read()

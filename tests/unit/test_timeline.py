@@ -76,6 +76,16 @@ def test_a_world_names_the_ill_node_that_a_worker_left_before_it() -> None:
     assert run.worlds[1].why.startswith("worker 0 moved to another node; ")
 
 
+def test_a_world_names_the_snapshot_that_it_goes_on_from_and_what_snapshots_have_cost() -> None:
+    told = {"snapshot": {"step": 41, "parts": 2, "claim": 1}, "blockedSeconds": 0.4}
+    worlds = [world(1, 0, "0@a/1 1@b/1"), world(2, 30, "0@a/1 1@b/2", **told)]
+    run = Timeline.of("job", {"time": BEGAN + 60, "worlds": worlds})
+    again = Timeline.of("job", run.to_json())
+    for each in (run.worlds[1], again.worlds[1]):
+        assert each.blocked_seconds == 0.4
+        assert each.why.endswith("; it goes on from the snapshot of step 41, 1 of 2 parts from the claim")
+
+
 def test_the_picture_has_a_colour_for_each_cause_and_says_which() -> None:
     picture = ET.fromstring(svg(a_run()))
     assert [each.cause for each in a_run().worlds] == ["began", "failed", "lost", "joined"]

@@ -357,6 +357,8 @@ def timeline_view(run: Timeline) -> RenderableType:
     for world in run.worlds:
         step = str(world.steps[-1][1]) if world.steps else ""
         lost = f"{world.lost_steps} steps, {world.lost_seconds:.0f} s" if world.lost_seconds else ""
+        if world.blocked_seconds:
+            lost += f"{lost and ', '}{world.blocked_seconds:.1f} s in snapshots"
         times = clock(world.begin), lasted(world.end - world.begin)
         pace = step, f"{world.steps_per_second:.2f}", lost
         rows.append((str(world.round), *times, str(len(world.seats)), *pace, world.why))

@@ -41,6 +41,7 @@ def _facts(world: World) -> dict[str, str | int | float]:
         "steps_per_second": world.steps_per_second,
         "lost_steps": world.lost_steps,
         "lost_seconds": world.lost_seconds,
+        "blocked_seconds": world.blocked_seconds,
     }
 
 

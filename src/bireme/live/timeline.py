@@ -30,6 +30,7 @@ class World:
     ``cause`` is the kind of what began it: began, failed, hang, lost, joined or restarted.
     ``end`` is when a process failed, or else when the next world began. ``lost_steps`` were repeated.
     ``lost_seconds`` passed between the last step of the round before and the first new one.
+    ``blocked_seconds`` are those of one worker in snapshots.
     """
 
     round: int
@@ -41,6 +42,7 @@ class World:
     steps: tuple[tuple[float, int], ...]
     lost_steps: int
     lost_seconds: float
+    blocked_seconds: float = 0.0
 
     @property
     def steps_per_second(self) -> float:
@@ -83,11 +85,12 @@ class Timeline:
             since, begin = worlds[-1].begin if worlds else -math.inf, float(record["time"])
             told = (sentence for when, sentence in events if since < when <= begin)
             cause, why = _why(record, before, seats)
-            why = "; ".join([why, *told])
+            why = "; ".join([why, *told, *_from_snapshot(record)])
             worlds.append(
                 World(
                     int(record["round"]), begin, _end(record, after, float(answer["time"])),
                     cause, why, seats, steps, int(record.get("lostSteps", 0)), lost,
+                    float(record.get("blockedSeconds", 0.0)),
                 )
             )  # fmt: skip
         return cls(job, float(answer["time"]), tuple(worlds))
@@ -137,6 +140,7 @@ class Timeline:
                     "stepsPerSecond": round(world.steps_per_second, 4),
                     "lostSteps": world.lost_steps,
                     "lostSeconds": round(world.lost_seconds, 1),
+                    "blockedSeconds": world.blocked_seconds,
                 }
                 for world in self.worlds
             ],
@@ -201,6 +205,15 @@ def _why(
     told = [each for each in found if each[1]]
     other = _OTHERS.get(record["cause"], ("restarted", "the workers met again"))
     return (told[0][0], "; ".join(words for _, words in told)) if told else other
+
+
+def _from_snapshot(record: Mapping[str, Any]) -> list[str]:
+    """In words, which snapshot a world goes on from. A timeline that was read from a file has said it."""
+    if "why" in record or "snapshot" not in record:
+        return []
+    step, parts, claim = (record["snapshot"][name] for name in ("step", "parts", "claim"))
+    where = f", {claim} of {parts} parts from the claim" if claim else ""
+    return [f"it goes on from the snapshot of step {step}{where}"]
 
 
 BAD_CAUSES = ("failed", "hang", "lost")

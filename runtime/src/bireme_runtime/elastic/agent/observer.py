@@ -18,6 +18,7 @@ from bireme_runtime.elastic.agent import launchers, report
 from bireme_runtime.elastic.monitor import failures, hang, history, why
 from bireme_runtime.elastic.monitor.last_words import bug_of
 from bireme_runtime.elastic.monitor.status import Starts
+from bireme_runtime.elastic.snapshots import keeper
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
 from bireme_runtime.process.environment import setting
@@ -149,6 +150,8 @@ class Observer:
         self._processes: list[tuple[int, int, int]] = []
         self._said = Said()
         self.starts = Starts()
+        self.keeper: keeper.Service | None = None
+        self._blocked = 0.0
         self._copier = Copier(self._take)
         self.verdict: failures.Verdict = ""
         self.sentence = ""
@@ -190,6 +193,7 @@ class Observer:
         self._failure = None
         self._copier.drain(_DRAIN_SECONDS)
         self.publish(last=True)
+        self._blocked = self.keeper.blocked if self.keeper else 0.0
         self._processes = []
         self._said.start()
         known: progress.Marks = self._ask(self._ledger.marks, {})
@@ -197,7 +201,8 @@ class Observer:
         cause = self.starts.began(facts)
         past = self._history
         if past is not None and self.starts.rank == 0:
-            self._ask(lambda: past.world(self.starts.round, cause), None)
+            more = self.keeper.round() if self.keeper else {}
+            self._ask(lambda: past.world(self.starts.round, cause, more), None)
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """The processes have started."""
@@ -256,6 +261,8 @@ class Observer:
         past, starts, seen = self._history, self.starts, self._progress
         if past is not None and seen.first and starts.rank in (0, starts.last_rank):
             ahead, lost = time.time() - time.monotonic(), seen.lost
+            if self.keeper:
+                lost["blockedSeconds"] = round(self.keeper.blocked - self._blocked, 2)
             points = [(at + ahead, step) for at, step in (seen.first, (seen.last, seen.number))]
             self._ask(lambda: past.steps(starts.round, points, lost, last), None)
 

@@ -371,7 +371,8 @@ class Supervisor:
         self._env = {**env, **self._observer.environment, **told, launchers.FOLDER: self._folder}
         self._template: warm.Template | None = None
         if env.get(plan.FOLDER):
-            self._status.snapshots = keeper.Service(env, say).state
+            self._observer.keeper = keeper.Service(env, say)
+            self._status.snapshots = self._observer.keeper.state
 
     def run(self) -> int:
         """Run and supervise torchrun; returns the exit code of the worker."""

@@ -32,8 +32,11 @@ class History:
         self._pause = _SECONDS
         self._samples: list[tuple[float, int]] = []
 
-    def world(self, round: int, cause: str) -> None:
-        """This round begins. ``cause``: why this worker's processes start again, if not for others."""
+    def world(self, round: int, cause: str, more: Mapping[str, Any]) -> None:
+        """This round begins. ``cause``: why this worker's processes start again, if not for others.
+
+        ``more``: the snapshot that it goes on from.
+        """
         now, nodes = time.time(), self._ledger.nodes()
         view = rules.view_of(self._run, self._client.range(self._run))
         if view.round is None or view.number != round:
@@ -46,7 +49,7 @@ class History:
             if id in view.members and view.members[id].slot < rules.NO_SLOT:
                 name = str(view.members[id].slot)
             workers.append([name, nodes.get(name, ""), start])
-        record: dict[str, Any] = {"time": round_time(now), "cause": cause, "workers": workers}
+        record: dict[str, Any] = {"time": round_time(now), "cause": cause, "workers": workers, **more}
         # Without a failure in the round before, members have joined or left.
         failed = failures.first_of(self._ledger.of_round(round - 1))
         if failed:
@@ -61,7 +64,7 @@ class History:
     ) -> None:
         """At these times this round was at these steps. ``last``: keep them however soon they follow.
 
-        ``lost``: the steps and seconds that its start has cost.
+        ``lost``: the steps and seconds that its start has cost, and the seconds spent in snapshots.
         """
         if round != self._round:
             self._round, self._pause, self._samples = round, _SECONDS, []

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.snapshots.files import ANY_SUM, Folder, Part, Torn, checksum, verify, write
-from bireme_runtime.elastic.snapshots.plan import FLUSH, FOLDER, KEEPER, Keeper, Plan
+from bireme_runtime.elastic.snapshots.plan import CLAIM, FLUSH, FOLDER, KEEPER, Keeper, Plan
 from bireme_runtime.process import environment
 from bireme_runtime.process.disk import to_disk, write_whole
 from bireme_runtime.process.errors import BiremeError, Stop
@@ -74,11 +74,24 @@ class Service:
         for run in (self._accept, self._listen):
             threading.Thread(target=run, name="bireme-snapshots", daemon=True).start()
 
+    @property
+    def blocked(self) -> float:
+        """Seconds that processes of this worker have waited for snapshots."""
+        return float(self._state["blockedSeconds"])
+
     def state(self) -> dict[str, Any]:
         """What is known of the newest snapshot: step, time, MiB, copies, flushed; empty before the first."""
         if "step" not in self._state:
             return {}
-        return {**self._state, "blockedSeconds": round(self._state["blockedSeconds"], 3)}
+        return {**self._state, "blockedSeconds": round(self.blocked, 3)}
+
+    def round(self) -> dict[str, Any]:
+        """What the round goes on from, for the timeline: step, parts, parts that only the claim has."""
+        plan = Plan.read(self._folder.path)
+        if plan.made is None:
+            return {}
+        only = sum(list(places) == [CLAIM] for places in plan.places.values())
+        return {"snapshot": {"step": plan.made[1], "parts": plan.parts, "claim": only}}
 
     def _listen(self) -> None:
         for line in self._told:
