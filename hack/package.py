@@ -55,7 +55,7 @@ SCREENSHOTS_ANNOTATION = "artifacthub.io/screenshots"
 RUNTIME_IN_CHART = "charts/bireme-runtime/files/runtime/"
 _OF_JOBS = ("Job charts", "The dispatcher", "Dispatcher")
 _ELSEWHERE = ("hack/", "images/", "values/", "`bireme")
-_SHOWN_CHANGES = 40
+_SHOWN_CHANGES = 20
 _A_USERS = {"sidecars", "initContainers"}
 
 
