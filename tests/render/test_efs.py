@@ -69,6 +69,16 @@ def test_the_volume_handle_has_file_system_folder_and_access_point(
     assert (source["driver"], source["volumeHandle"]) == ("efs.csi.aws.com", handle)
 
 
+def test_a_file_system_of_another_account_is_found_by_the_zone_of_the_node(
+    render: Callable[..., Render],
+) -> None:
+    other = CSI | {"crossAccount": True, "iam": True}
+    spec = volume(render("efs", values={"volumes": {"data": other}}))["spec"]
+    # An option, since earlier drivers refuse the volume attribute of that name.
+    assert list(spec["mountOptions"]) == ["iam", "crossaccount"]
+    assert "volumeAttributes" not in spec["csi"]
+
+
 def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: Callable[..., Render]) -> None:
     given = {"volumes": {"data": DYNAMIC | {"uid": 1000, "gid": 1000}}}
     rendered = render("efs", values=given, release="files", namespace="team")

@@ -132,3 +132,58 @@ def test_the_imports_of_a_script_are_those_at_its_top_level(tmp_path: Path) -> N
     assert warm.imports_of(script) == ["torch", "numpy", "torchvision"]
     assert warm.imports_of(write(tmp_path, "def broken(:\n")) == []
     assert warm.imports_of(tmp_path / "none.py") == []
+
+
+# Torch's part, as far as ranks are started and waited for, and an agent that starts one again and again.
+AN_AGENT = """
+import json, os, sys, types
+from pathlib import Path
+from bireme_runtime.elastic.agent import warm
+from bireme_runtime.elastic.agent.supervisor import LAUNCHER
+from bireme_runtime.process import children
+
+class SubprocessHandler:
+    def _popen(self, args, env):
+        raise AssertionError("a cold start")
+
+name = "torch.distributed.elastic.multiprocessing.api"
+sys.modules[name] = types.SimpleNamespace(SubprocessHandler=SubprocessHandler)
+script, restarts = sys.argv[1], int(sys.argv[2])
+children.adopt_orphans()
+template = warm.start((*LAUNCHER, script), os.environ)
+warm.fork_ranks_from(template, print)
+
+def kept():
+    fields = [file.read_text().rpartition(")")[2].split() for file in Path("/proc").glob("[0-9]*/stat")]
+    zombies = sum(field[0] == "Z" and field[1] == str(os.getpid()) for field in fields)
+    both = [f"/proc/{pid}" for pid in ("self", template.pid)]
+    return [zombies, *(len(os.listdir(f"{each}/{what}")) for each in both for what in ("fd", "task"))]
+
+def restart():
+    rank = SubprocessHandler()._popen((sys.executable, "-u", script), dict(os.environ))
+    assert rank.wait(60) == 3
+
+restart()
+before = kept()
+for _ in range(restarts):
+    restart()
+print(json.dumps([before, kept()]), flush=True)
+template.close()
+"""
+
+
+@pytest.mark.parametrize("restarts", [30, pytest.param(1000, marks=pytest.mark.whole)])
+def test_restarts_leave_no_zombie_thread_or_descriptor(tmp_path: Path, restarts: int) -> None:
+    # Each rank leaves four loaders behind.
+    loaders = "import os, sys\nfor _ in range(4):\n    if not os.fork():\n        os._exit(0)\nsys.exit(3)\n"
+    finished = subprocess.run(
+        [sys.executable, "-c", AN_AGENT, str(write(tmp_path, loaders)), str(restarts)],
+        env={**os.environ, "PYTHONPATH": str(RUNTIME)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    before, after = json.loads(finished.stdout.splitlines()[-1])
+    assert max(before[0], after[0]) <= 4, "those of the last rank"
+    assert after[1:] == before[1:]

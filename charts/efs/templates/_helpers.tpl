@@ -27,6 +27,7 @@ Arguments: root, claim, volume.
 {{- $options = list "nfsvers=4.1" "rsize=1048576" "wsize=1048576" "hard" "timeo=600" "retrans=2" "noresvport" }}
 {{- end }}
 {{- if $given.iam }}{{ $options = append $options "iam" }}{{ end }}
+{{- if $given.crossAccount }}{{ $options = append $options "crossaccount" }}{{ end }}
 {{- $size := $given.size | default "50Gi" }}
 {{- $volume := merge (dict) (deepCopy $given) (dict "size" $size "capacity" $size "accessMode" "ReadWriteMany"
     "mountOptions" $options "reclaimPolicy" "Retain" "path" "/" "storageClassName" "" "keep" false) }}

@@ -36,7 +36,7 @@ DEFAULT_PATTERN = (
     r"|^\s*(?:\d+%\|[^|]{0,80}\|\s*)?(\d+)/(?P<form>\d+) (?:\[|━)"
     r"|\bepoch(?:\(train\))?\W{1,6}(\d+)(?::\s*\d+%\|[^|]{0,80}\|\s*(\d+)/|\W{1,6}(\d+)\s*/"
     r"|\D{1,40}?\b(?:step|iter(?:ation)?|batch)\W{1,4}(\d+))"
-    r"|(?<![\w-])(?<!every )(?:step|iter(?:ation)?)(?:\(train\))?\W{1,12}(\d+)"
+    r"|(?<![\w-])(?<!every )(?:steps(?=: \d+ loss)|step|iter(?:ation)?)(?:\(train\))?\W{1,12}(\d+)"
     r"|\bepoch\W{1,4}(\d+)"
 )
 # Colours, and options of a script, which a shell with `set -x` repeats or argparse shows.
