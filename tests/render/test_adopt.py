@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,14 @@ def test_placeholders_are_filled_in_or_asked_for(tmp_path: Path) -> None:
     assert (refused.exit_code, "--env-file" in refused.stderr) == (1, True)
     filled = adopt(tmp_path / "job.yaml", "--env-file", tmp_path / "job.env", "-o", "json")
     assert json.loads(filled.stdout)["jobs"][0]["values"]["workers"] == 6
+
+
+def test_a_count_that_is_null_is_one_sentence_that_names_the_job_once(job: Path) -> None:
+    text = job.read_text()
+    job.write_text(re.sub(r"(nvidia.com/gpu: ?)\w+", r"\1null", text))
+    assert job.read_text() != text
+    refused = adopt(job)
+    assert (refused.exit_code, refused.stderr.count("PyTorchJob/")) == (1, 1), refused.stderr
 
 
 def test_what_comes_along_is_kept_or_replaced(tmp_path: Path) -> None:

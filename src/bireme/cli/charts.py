@@ -289,7 +289,8 @@ def adopt(
         try:
             adopted.append(adopter.adopt(found, others))
         except BiremeError as error:
-            refused.append(f"{found.file}:{found.line(())}: {found.kind}/{found.name}: {error}")
+            named = f"{found.kind}/{found.name}: "
+            refused.append(f"{found.file}:{found.line(())}: {named}{str(error).removeprefix(named)}")
     failed = [*(f"{each.file}: {each.sentence}" for each in passed_over), *refused]
     if not (adopted or refused):
         failed.append("there is no job of a kind that bireme adopt knows")
