@@ -48,7 +48,7 @@ def there(wanted: Any, found: Any) -> bool:
     return bool(wanted == found)
 
 
-@pytest.mark.parametrize(("chart", "values", "place", "content"), rows())
+@pytest.mark.parametrize(("chart", "values", "place", "content"), list(rows()))
 def test_a_field_becomes_what_the_row_says(
     renderer: Renderer, request_for: RequestFor, chart: str, values: Any, place: str, content: Any
 ) -> None:
