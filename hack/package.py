@@ -267,7 +267,8 @@ def _order(name: str) -> tuple[bool, str, str]:
     Files with the same words follow each other, because gzip sees only 32 KiB at a time.
     """
     is_about = name.count("/") == 1 and name.endswith("/Chart.yaml")
-    return not is_about, name.rpartition("charts/")[2].replace("README.md", "values.t"), name
+    words = name.rpartition("charts/")[2].replace("README.md", "values.a").replace(".schema.json", ".z")
+    return not is_about, words, name
 
 
 def index(archives: list[Path], url: str, time: int) -> str:
