@@ -58,7 +58,7 @@ test: lint tools ## Lint, types, charts, unit, render and embedded tests
 test-full: tools ## The tests that `make test` and test-torch leave out because they take minutes each (tests of the kind tier: test-kind-full)
 	$(PYTEST) $(PARALLEL) -m whole tests/eks tests/embedded tests/runtime tests/unit tests/render
 	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) -m whole tests/runtime/with_torch
-	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.14)" $(PYTEST) tests/runtime/with_torch/test_hang.py
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.14)" $(PYTEST) tests/runtime/with_torch/test_hang.py tests/runtime/with_torch/test_planted_hangs.py
 
 SEEDS ?= 5000
 .PHONY: simulate

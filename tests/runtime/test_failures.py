@@ -354,6 +354,21 @@ def test_a_process_that_takes_long_to_end_has_still_lost_its_peer(monkeypatch: p
     assert said.words().endswith("step 7"), "an old traceback explains no other end"
 
 
+def test_an_exception_of_c_that_ends_a_process_is_what_it_said() -> None:
+    said = Said()
+    what = "  what():  [enforce fail at pair.cc:456] Received data size doesn't match expected size."
+    for line in (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
+        what,
+        "[./gloo/transport/tcp/pair.cc:538] Read error [127.0.0.1]:9623: Connection reset by peer",
+        "E1130 api.py:1002] failed (exitcode: -6) local_rank: 0 (pid: 5) of binary: python3",
+    ):
+        said.take(line.encode())
+    found = failure(1, "a", words=said.words())
+    assert found.by_itself
+    assert found.last_line == what.strip()
+
+
 def test_no_shard_is_to_blame_when_nobody_has_failed() -> None:
     assert failures.blame_of_shard(None, 0, for_all=True) == ""
 

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -263,32 +265,99 @@ def test_the_images_own_sitecustomize_runs_too(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [True, True]
 
 
-# A process may say who traces it, where the kernel asks for that (Yama): 0x59616D61 is PR_SET_PTRACER.
-WITHOUT_A_HANDLER = """
-import ctypes, threading, time
-ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
-def load_batch():
-    print("here", flush=True)
-    time.sleep(600)
-threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-load_batch()
-"""
-
-
-def test_where_there_is_py_spy_it_sees_what_has_no_handler(monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, "-S", "-c", WITHOUT_A_HANDLER]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+def test_a_process_that_is_stopped_is_told_so_at_once() -> None:
+    command = "import faulthandler, time; faulthandler.register({}); print(flush=True); time.sleep(600)"
+    script = command.format(hang.STACKS_SIGNAL)
+    with subprocess.Popen([sys.executable, "-S", "-c", script], stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout
-            assert process.stdout.readline() == b"here\n"
-            monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-            waiting.until(lambda: hang.spied_stacks(process.pid))
-            frames = hang.frames_of(hang.spied_stacks(process.pid))
-            assert [frame.partition(" ")[0] for frame in frames] == ["<module>", "load_batch"]
-            monkeypatch.setenv("PATH", "/nowhere")
-            assert hang.spied_stacks(process.pid) == []
+            process.stdout.readline()
+            assert hang.held(process.pid) == []
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            assert hang.print_stacks(process.pid, list) == []
+            assert hang.held(process.pid) == ["state T (stopped)"]
         finally:
             process.kill()
+    assert hang.held(process.pid) == []
+
+
+def test_counters_of_errors_are_read_of_each_device_and_of_tcp(tmp_path: Path) -> None:
+    """A made-up sysfs with the names of Ethernet's, InfiniBand's and EFA's counters."""
+    counters = {
+        "sys/class/net/eth0/statistics/rx_dropped": 3,
+        "sys/class/net/eth0/statistics/rx_bytes": 4096,
+        "sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error": 1,
+        "sys/class/infiniband/mlx5_0/ports/2/counters/symbol_error": 1,
+        "sys/class/infiniband/mlx5_0/ports/1/hw_counters/local_ack_timeout_err": 5,
+        "sys/class/infiniband/rdmap0/ports/1/hw_counters/retrans_pkts": 7,
+        "sys/class/infiniband/rdmap0/ports/1/hw_counters/tx_pkts": 9,
+    }
+    for name, number in counters.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{number}\n")
+    (tmp_path / "sys/class/net/eth0/statistics/tx_errors").write_text("not supported\n")
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/net/snmp").write_text("Ip: Forwarding\nIp: 1\nTcp: MaxConn RetransSegs\nTcp: -1 11\n")
+    assert hang.counters(tmp_path) == {
+        "eth0 rx_dropped": 3, "mlx5_0 symbol_error": 2, "mlx5_0 local_ack_timeout_err": 5,
+        "rdmap0 retrans_pkts": 7, "TCP RetransSegs": 11,
+    }  # fmt: skip
+
+
+def test_counters_of_this_machine_are_read() -> None:
+    assert {"lo rx_dropped", "TCP RetransSegs"} <= hang.counters().keys()
+
+
+SMI = {"ends": "echo '0, 0'; echo '1, 2'", "hangs": "exec sleep 600"}
+
+
+def signs(monkeypatch: pytest.MonkeyPatch, folder: Path, smi: str) -> dict[str, int]:
+    """What a worker tells against its node, whose counters rise and whose nvidia-smi does this."""
+    numbers = iter([100, 103])
+    monkeypatch.setattr(hang, "counters", lambda: Counter({"eth0 rx_dropped": next(numbers)}))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr("bireme_runtime.elastic.agent.observer._SIGN_SECONDS", 5.0 if smi == "ends" else 0.2)
+    if smi:
+        (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{SMI[smi]}\n")
+        (folder / "nvidia-smi").chmod(0o755)
+    observer = Observer(failures.Ledger(), progress.Progress(), "0", "node", Limits(), lambda _: None)
+    with subprocess.Popen(["env", "RANK=5", "LOCAL_RANK=5", "sleep", "600"]) as process:
+        try:
+            observer.starting({"round": 1, "rank": 0, "world": 1})
+            observer.started({"processes": [[process.pid, 0, 0]]})
+            observer.tick()
+            waiting.until(lambda: "bireme-act" not in [each.name for each in threading.enumerate()])
+            (state,) = observer.ranks()
+        finally:
+            process.kill()
+    return dict(state.signs)
+
+
+def test_a_rank_tells_which_counters_have_risen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert signs(monkeypatch, tmp_path, "") == {"eth0 rx_dropped rose by 3": 3}
+
+
+def test_a_rank_tells_of_gpus_with_errors_and_of_those_that_do_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = "GPU 1 has uncorrected memory errors since the driver was loaded"
+    assert [*signs(monkeypatch, tmp_path, "ends")] == [broken]
+    assert [*signs(monkeypatch, tmp_path, "hangs")] == ["its GPUs or network devices do not answer"]
+
+
+def test_what_a_rank_has_started_is_not_taken_for_it_without_a_launcher() -> None:
+    """A rank that was forked has its variables from the template, and what it starts has a rank's."""
+    observer = Observer(failures.Ledger(), progress.Progress(), "0", "node", Limits(), lambda _: None)
+    command = ["env", "-u", "RANK", "sh", "-c", "RANK=0 LOCAL_RANK=0 sleep 600 & echo; wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            observer.started({"processes": [[process.pid, 7, 0]]})
+            assert [state.rank for state in observer.ranks()] == [7]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_process_without_the_handler_is_not_killed_by_the_question() -> None:

@@ -13,40 +13,11 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.elastic.monitor.why import Call, Cause, RankState, explain, recorded
+from bireme_runtime.elastic.monitor.why import Call, Cause, RankState, explain, loads, recorded
+from tests.runtime.planted_hangs import FAULTS, GROUPED
 
 TRACES = Path(__file__).with_name("traces")
 WORLD = 4
-
-# What each script does on which rank, and the words that tell where.
-FAULTS: dict[str, tuple[str, tuple[int, ...], str]] = {
-    "stuck_in_the_loader": ("data", (2,), "is in stuck_in_the_loader"),
-    "stuck_in_a_lock": ("script", (1,), "is in stuck_in_a_lock"),
-    "stuck_in_a_queue": ("lock", (3,), "is in stuck_in_a_queue"),
-    "stuck_in_a_checkpoint": ("checkpoint", (0,), "is in stuck_in_a_checkpoint"),
-    "stuck_in_user_code": ("script", (1,), "is in evaluate_for_ever"),
-    "stuck_in_a_pipe": ("script", (2,), "is in stuck_in_a_pipe"),
-    "a_collective_is_left_out": ("mismatch", (3,), "left out all_reduce 5"),
-    "one_collective_more": ("mismatch", (1,), "of 11 Float at train.py:92"),
-    "only_the_first_rank_reduces_its_loss": ("mismatch", (0,), "made one collective more"),
-    "another_shape": ("mismatch", (2,), "of 7 Float"),
-    "another_type": ("mismatch", (1,), "of 4 Double"),
-    "another_collective": ("mismatch", (3,), "made broadcast 4"),
-    "another_order": ("mismatch", (2,), "of 9 Float"),
-    "a_barrier_that_others_do_not_make": ("mismatch", (0,), "made barrier 4"),
-    "an_early_end": ("missing", (2,), "told nothing"),
-    "an_exception_that_is_swallowed": ("script", (1,), "is in wait_for_the_next_epoch"),
-    "a_stopped_process": ("missing", (1,), "told nothing"),
-    "a_group_without_one_rank": ("script", (3,), "of group 1"),
-    "two_groups_in_two_orders": ("deadlock", (0, 1, 2, 3), "ranks wait for each other"),
-    "nothing_is_sent": ("script", (0,), "is in nothing_is_sent"),
-    "a_skipped_step_after_nan": ("script", (2,), "is in wait_for_the_next_epoch"),
-    "all_wait_for_storage": ("script", (), "all ranks are in read_shard"),
-    "one_rank_is_slow": ("script", (3,), "is in compute_much"),
-    "a_deep_call": ("script", (0,), "is in wait_in_a_callback"),
-}
-# Groups of these ranks are of four, so that more ranks would make another fault.
-GROUPED = {"a_group_without_one_rank", "two_groups_in_two_orders"}
 
 
 def told(name: str) -> list[RankState]:
@@ -124,6 +95,26 @@ def test_where_all_have_entered_the_network_is_at_fault_and_nobody_is_blamed() -
     cause = explain([made(rank, [1, 2, 3], pending=3) for rank in range(4)])
     assert (cause.kind, cause.ranks, cause.certain) == ("network", (), False)
     assert "none came out" in cause.sentence
+
+
+def test_what_speaks_against_a_node_is_evidence_and_the_most_of_it_stands_in_the_sentence() -> None:
+    states = [made(rank, [1, 2, 3], pending=3) for rank in range(16)]
+    signs = [{"eth0 rx_dropped rose by 2": 2}, {"rdmap0 retrans_pkts rose by 40": 40}]
+    states = [replace(each, signs=signs[each.rank // 8]) for each in states]
+    cause = explain(states)
+    assert (cause.kind, cause.ranks, cause.certain) == ("network", (), False)
+    assert cause.sentence.endswith("none came out of it; node-1: rdmap0 retrans_pkts rose by 40")
+    assert cause.evidence[-2:] == (
+        "node-1: rdmap0 retrans_pkts rose by 40", "node-0: eth0 rx_dropped rose by 2"
+    )  # fmt: skip
+    states[12] = replace(made(12, [1, 2]), signs=signs[1])
+    assert [each for each in explain(states).evidence if "rose" in each] == list(cause.evidence[-2:-1])
+
+
+def test_a_data_loader_that_waits_to_be_asked_does_not_tell_where_its_rank_is() -> None:
+    loop = ["<module> (/app/train.py:9)", "_worker_loop (/usr/lib/python3/dist-packages/torch/worker.py:3)"]
+    assert not loads([*loop, "get (/usr/lib/python3.14/queues.py:9)"])
+    assert loads([*loop, "__getitem__ (/app/train.py:4)", "read (/usr/lib/python3.14/io.py:9)"])
 
 
 def test_a_rank_that_comes_last_to_all_collectives_is_slow() -> None:

@@ -230,8 +230,10 @@ def wait_in_a_callback(value: float) -> float:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    for _ in range(3):
+    for number in range(3):
         step()
+        if RANK == 0:
+            print(f"step {number}", flush=True)
     try:
         globals()[NAME]()
     except RuntimeError as error:

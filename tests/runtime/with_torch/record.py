@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bireme_runtime.elastic.monitor import hang, why
+from bireme_runtime.process import children
 
 HERE = Path(__file__).parent
 TRACES = HERE.parent / "traces"
@@ -65,16 +66,23 @@ def settle(records: Path, ranks: dict[int, subprocess.Popen[bytes]]) -> None:
 
 def state_of(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> why.RankState:
     """What a rank tells."""
-    before = len((folder / f"{rank}.err").read_text(errors="replace").splitlines())
-
-    def lines() -> list[str]:
-        return (folder / f"{rank}.err").read_text(errors="replace").splitlines()[before:]
-
     dump = hang.dumps(str(folder / "records"), [process.pid]).get(process.pid, b"")
     calls, groups = why.recorded(dump) if dump else ([], {})
-    stopped = " T " in Path(f"/proc/{process.pid}/stat").read_text()
-    frames = [] if stopped else hang.frames_of(hang.print_stacks(process.pid, lines))
+    frames = frames_of(folder / f"{rank}.err", process.pid)
+    if why.place_of(frames) == "data":
+        loaders = (frames_of(folder / f"{rank}.err", pid) for pid in children.descendants(process.pid))
+        frames = next(filter(why.loads, loaders), frames)
     return why.RankState(rank, "", None, frames, calls, groups)
+
+
+def frames_of(file: Path, pid: int) -> list[str]:
+    """The calls of a process that prints to this file."""
+    before = len(file.read_text(errors="replace").splitlines())
+
+    def lines() -> list[str]:
+        return file.read_text(errors="replace").splitlines()[before:]
+
+    return hang.frames_of(hang.print_stacks(pid, lines)) or hang.held(pid)
 
 
 def main() -> None:

@@ -26,14 +26,14 @@ def ranks_below(ancestor: int) -> list[int]:
     return [
         pid
         for pid in children.descendants(ancestor)
-        if any(name in children.environment(pid) for name in _RANK_VARIABLES)
+        if any(name in children.told(pid, "environ") for name in _RANK_VARIABLES)
     ]
 
 
 def earlier_ranks() -> list[int]:
     """The ranks of this pod that were not started by the launcher that started this process."""
     line = children.ancestors(os.getpid())
-    supervisor = next((pid for pid in line if _SUPERVISOR in children.command(pid)), 0)
+    supervisor = next((pid for pid in line if _SUPERVISOR in children.told(pid, "cmdline")), 0)
     if not supervisor:
         return []
     own = [os.getpid(), *line[: line.index(supervisor)]]

@@ -258,7 +258,7 @@ def _key_of(env: Mapping[str, str]) -> Path:
 
 def is_login(pid: int) -> bool:
     """Whether the process is the first one of a login."""
-    return f"BIREME_LOGIN={pid}".encode() in children.environment(pid).split(b"\0")
+    return f"BIREME_LOGIN={pid}".encode() in children.told(pid, "environ").split(b"\0")
 
 
 def _exports(env: Mapping[str, str]) -> str:

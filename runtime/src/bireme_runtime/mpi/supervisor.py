@@ -208,7 +208,7 @@ def _run_elastic(
     try:
         while pid not in ended:
             children.wait(1.0, ended)
-            running = [children.command(each) for each in children.descendants(pid)]
+            running = [children.told(each, "cmdline") for each in children.descendants(pid)]
             went, came = discovery.refresh(b"\n".join(running).decode(errors="replace"))
             last_loss = time.monotonic() if went else last_loss
             for hosts, verb in ((went, "went away"), (came, "answers")):

@@ -116,17 +116,8 @@ def alive(pids: Sequence[int]) -> list[int]:
     return [pid for pid in pids if pid in running]
 
 
-def environment(pid: int) -> bytes:
-    """The environment with which a process was started, as in /proc; empty when the process is gone."""
-    return _told(pid, "environ")
-
-
-def command(pid: int) -> bytes:
-    """The command line of a process, its words ended by zero bytes; empty when the process is gone."""
-    return _told(pid, "cmdline")
-
-
-def _told(pid: int, what: str) -> bytes:
+def told(pid: int, what: str) -> bytes:
+    """What a file of a process in /proc holds, such as environ or cmdline; empty when the process is gone."""
     try:
         return Path(f"/proc/{pid}/{what}").read_bytes()
     except OSError:

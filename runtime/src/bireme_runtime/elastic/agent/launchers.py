@@ -73,7 +73,7 @@ def meet(store: Any, rank: int, size: int) -> None:
 def ranks_below(pid: int) -> list[tuple[int, int, int]]:
     """Process id, rank and local rank of the training processes that a launcher, ``pid``, has started."""
     found: dict[int, tuple[int, int, int]] = {}
-    for each in [] if _place(pid) else children.descendants(pid):
+    for each in children.descendants(pid):
         if place := _place(each):
             # What a training process starts, such as a data loader, has its environment and comes later.
             found.setdefault(place[0], (each, *place))
@@ -82,7 +82,7 @@ def ranks_below(pid: int) -> list[tuple[int, int, int]]:
 
 def _place(pid: int) -> tuple[int, int] | None:
     """Rank and local rank in the environment of a process."""
-    items = (item.partition(b"=") for item in children.environment(pid).split(b"\0"))
+    items = (item.partition(b"=") for item in children.told(pid, "environ").split(b"\0"))
     env = {key: value for key, _, value in items}
     rank, local = env.get(b"RANK", b""), env.get(b"LOCAL_RANK", b"")
     return (int(rank), int(local)) if rank.isdigit() and local.isdigit() else None

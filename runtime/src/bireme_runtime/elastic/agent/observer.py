@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from bireme_runtime.dispatcher.client import leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.elastic import progress
-from bireme_runtime.elastic.agent import launchers, report
+from bireme_runtime.elastic.agent import launchers, preflight, report
 from bireme_runtime.elastic.monitor import failures, hang, history, why
 from bireme_runtime.elastic.monitor.last_words import bug_of
 from bireme_runtime.elastic.monitor.status import Starts
 from bireme_runtime.elastic.snapshots import keeper
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
-from bireme_runtime.process.environment import setting
+from bireme_runtime.process.environment import integer, setting
 from bireme_runtime.process.log import Say
 from bireme_runtime.process.output import Copier
+from bireme_runtime.process.threads import in_thread
 
 Answer = TypeVar("Answer")
 
-_TRACEBACK = b"Traceback (most recent call last):"
+# As Python begins to tell of an exception, and C++ of one that ends the process.
+_BEGINS = (b"Traceback (most recent call last):", b"terminate called after throwing")
+_ENDS = b"  what():"
 # torch and others put the rank in front of each line.
 _BEFORE = re.compile(rb"^(\[[^\]]{1,40}\]:? ?)?")
 _RECENT_SECONDS = 15.0
@@ -35,6 +41,8 @@ _RECENT_SECONDS = 15.0
 _EXITED = re.compile(r"failed \(exitcode: [1-9]")
 _DRAIN_SECONDS = 1.0
 _KILL_SECONDS = 10.0
+_COUNT_SECONDS, _SIGN_SECONDS = 60.0, 5.0
+_SIGNS, _LOADERS = 4, 8
 _WORDS = 1000
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _PUBLISH_SECONDS = 5.0
@@ -68,14 +76,15 @@ class Said:
         if self._open is None:
             prefix = _BEFORE.match(line)
             self._prefix = prefix.group() if prefix else b""
-            if line[len(self._prefix) :].startswith(_TRACEBACK):
+            if line[len(self._prefix) :].startswith(_BEGINS):
                 self._open = []
                 self._found.append((now, self._open))
             self._last.append((now, _text(line)))
         if self._open is not None and line.startswith(self._prefix):
             rest = line[len(self._prefix) :]
             self._open.append(_text(rest))
-            if (rest[:1] not in (b" ", b"\t") and not rest.startswith(_TRACEBACK)) or len(self._open) > 200:
+            goes_on = rest.startswith((b" ", b"\t", *_BEGINS)) and not rest.startswith(_ENDS)
+            if not goes_on or len(self._open) > 200:
                 self._open = None
 
     def words(self) -> str:
@@ -134,13 +143,15 @@ class Observer:
         self._printed: list[str] | None = None
         self._printing = threading.Lock()
         self._told: tuple[float, list[why.RankState]] = (-_RANKS_SECONDS, [])
+        # When the node's counters were read, a minute before the last step or later, and what they were.
+        self._counted: tuple[float, Counter[str]] = (-_COUNT_SECONDS, Counter())
         # The highest steps of the run when this worker started.
         self._marks: progress.Marks | None = None
         self._told_in = self._asked_in = self._bad_in = 0
         self._hang, self._cause = "", "hang"
         self._slowest: why.RankState | None = None
         self._bug = ""
-        self._next_publish = 0.0
+        self._next_publish = self._next_follow = 0.0
         self._notes = Notes()
         # When trainers with a note were first seen to have ended.
         self._ended: dict[str, float] = {}
@@ -184,7 +195,8 @@ class Observer:
 
     def excluded(self) -> str:
         """Why no worker shall start on this node; empty if one may, or if etcd does not answer."""
-        return self._ask(lambda: self._ledger.excluded(self._node), "")
+        known: dict[str, str] = self._ask(self._ledger.excluded, {})
+        return known.get(self._node, "")
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
@@ -237,14 +249,18 @@ class Observer:
     def tick(self) -> None:
         """Once a second: look at the steps, and at what the others ask for."""
         now = time.monotonic()
+        # All workers together ask some twenty times a second.
+        pause = self.starts.world / _ASKED_PER_SECOND
+        if self.starts.world > 1 and now >= self._next_follow:
+            self._next_follow = now + pause
+            self._ask(self._follow, None)
         if now >= self._next_publish:
-            # All workers together ask some twenty times a second.
-            self._next_publish = now + max(_PUBLISH_SECONDS, self.starts.world / _ASKED_PER_SECOND)
+            self._next_publish = now + max(_PUBLISH_SECONDS, pause)
             self.publish()
+            if max(self._progress.since, self._progress.last) > self._counted[0] + _COUNT_SECONDS:
+                in_thread(self._count)
             # Here, so that /metrics answers also when etcd does not.
-            self.starts.excluded = self._ask(self._ledger.excluded_nodes, self.starts.excluded)
-            if self.starts.world > 1:
-                self._ask(self._follow, None)
+            self.starts.excluded = self._ask(self._ledger.excluded, self.starts.excluded)
         self._settle_shards(wait=True)
         self._progress.look()
         limits, round = self._limits, self.starts.round
@@ -338,7 +354,7 @@ class Observer:
         deadline = time.monotonic() + 3 * max(_PUBLISH_SECONDS, world / _ASKED_PER_SECOND)
         count, stands = self._ledger.stands(round)
         while count < world and time.monotonic() < deadline:
-            time.sleep(1.0)
+            time.sleep(0.2)
             count, stands = self._ledger.stands(round)
         cause = why.explain(stands)
         slow = next((each for each in stands if cause.ranks == (each.rank,)), None)
@@ -389,23 +405,48 @@ class Observer:
         """Where the processes of this worker stand. Their stacks are printed to the log, one by one."""
         steps = self._progress.board.steps()
         found = []
-        below = [each for pid, _, _ in self._processes for each in launchers.ranks_below(pid)]
-        ranks = below or self._processes
+        ranks = self._processes
+        if launchers.starts_nodes(os.environ):
+            ranks = [each for pid, _, _ in ranks for each in launchers.ranks_below(pid)] or ranks
+        asked = in_thread(self._signs)
         dumps = hang.dumps(self._folder, [pid for pid, _, _ in ranks])
+        silent = {"its GPUs or network devices do not answer": sys.maxsize}
+        signs = asked.result() if wait([asked], _SIGN_SECONDS).done else silent
         for pid, rank, slot in ranks:
-            spied = hang.spied_stacks(pid)
-            self._say("\n".join([f"the stacks of rank {rank} (process {pid}):", *spied]))
-            self._printed = []
-            lines = spied or hang.print_stacks(pid, lambda: list(self._printed or ()))
-            self._printed = None
+            frames = self._frames(pid, f"rank {rank}")
+            if why.place_of(frames) == "data":
+                loaders = [
+                    self._frames(each, f"a data loader of rank {rank}")
+                    for each in children.descendants(pid)[:_LOADERS]
+                ]
+                frames = next(filter(why.loads, loaders), frames)
             step = steps[slot][0] if slot in steps else None
-            state = why.RankState(rank, self._node, step, hang.frames_of(lines))
+            state = why.RankState(rank, self._node, step, frames, signs=signs)
             try:
                 found.append(state.with_dump(dumps[pid]) if dumps.get(pid) else state)
             except ValueError as error:
                 self._say(f"rank {rank} has recorded no collectives: {error}")
                 found.append(state)
         return found
+
+    def _frames(self, pid: int, name: str) -> list[str]:
+        """The calls of a process, whose stacks are printed to the log."""
+        self._say(f"the stacks of {name} (process {pid}):")
+        self._printed = []
+        lines = hang.print_stacks(pid, lambda: list(self._printed or ()))
+        self._printed = None
+        return hang.frames_of(lines) or hang.held(pid)
+
+    def _count(self) -> None:
+        """Read the counters of this node."""
+        self._counted = (time.monotonic(), hang.counters())
+
+    def _signs(self) -> dict[str, int]:
+        """What is wrong with the GPUs of this node, and the counters of its network that have risen most."""
+        wanted = integer(os.environ, "BIREME_PREFLIGHT_ACCELERATORS", 0)
+        lack = preflight.accelerators_lack(wanted, os.environ, self._say)
+        risen = (hang.counters() - self._counted[1]).most_common(_SIGNS)
+        return {lack: sys.maxsize} if lack else {f"{name} rose by {rise}": rise for name, rise in risen}
 
     def _judge(self, failure: failures.Failure) -> bytes:
         """Whether to go on after this failure; after new steps the agent has all its restarts again."""

@@ -38,7 +38,7 @@ class Wanted:
 def check(env: Mapping[str, str], say: Say) -> None:
     """Check what the environment asks for. Raises Stop for what is wrong here: the pod is replaced."""
     wanted = environment.read(Wanted, env)
-    why = _accelerators_lack(wanted.accelerators, env, say) if wanted.accelerators else ""
+    why = accelerators_lack(wanted.accelerators, env, say) if wanted.accelerators else ""
     why = why or (_folder_lack(wanted, say) if wanted.folder else "")
     if why:
         node = env.get("BIREME_NODE", "this node")
@@ -48,7 +48,7 @@ def check(env: Mapping[str, str], say: Say) -> None:
         )
 
 
-def _accelerators_lack(wanted: int, env: Mapping[str, str], say: Say) -> str:
+def accelerators_lack(wanted: int, env: Mapping[str, str], say: Say) -> str:
     """What is wrong with the accelerators, "" when nothing is known to be."""
     try:
         rows = query_gpus(env, "index", "ecc.errors.uncorrected.volatile.total")

@@ -208,13 +208,9 @@ class Ledger:
     def exclude(self, node: str, why: str, seconds: float) -> None:
         """No worker shall start on this node for so long."""
 
-    def excluded(self, node: str) -> str:
-        """Why no worker shall start on this node; empty if one may."""
-        return ""
-
-    def excluded_nodes(self) -> list[str]:
-        """The nodes on which no worker shall start."""
-        return []
+    def excluded(self) -> dict[str, str]:
+        """The nodes on which no worker shall start, and why."""
+        return {}
 
     def verdict(self, mine: str, limit: int) -> Verdict:
         """What has to end. Without etcd a worker does not know what happens to the others."""
@@ -281,7 +277,10 @@ class EtcdLedger(Ledger):
 
     def nodes(self) -> dict[str, str]:
         """The node of each worker that has started."""
-        folder = f"{self._root}nodes/"
+        return self._values("nodes")
+
+    def _values(self, name: str) -> dict[str, str]:
+        folder = f"{self._root}{name}/"
         return {kv.key[len(folder) :]: kv.value for kv in self._client.range(folder).keys}
 
     def ask_for_stacks(self, round: int) -> bool:
@@ -310,13 +309,8 @@ class EtcdLedger(Ledger):
         lease = self._client.lease_grant(max(2, round(seconds)))
         self._client.put(f"{self._root}excluded/{node}", why, lease)
 
-    def excluded(self, node: str) -> str:
-        kv = self._client.get(f"{self._root}excluded/{node}")
-        return kv.value if kv else ""
-
-    def excluded_nodes(self) -> list[str]:
-        folder = f"{self._root}excluded/"
-        return [kv.key[len(folder) :] for kv in self._client.range(folder).keys]
+    def excluded(self) -> dict[str, str]:
+        return self._values("excluded")
 
     def verdict(self, mine: str, limit: int) -> Verdict:
         return judge(self.recent(), mine, self.nodes().values(), limit)

@@ -5,27 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
-import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bireme_runtime.elastic import progress
+from bireme_runtime.process import children
 
 STACKS_SIGNAL = int(signal.SIGRTMIN) + 7
 RECORDS = "BIREME_RECORDS"
 SITE = Path(__file__).with_name("site")
 # Without a limit, a pause this long, and many times the longest until now, is only told.
 _TOLD_SECONDS, _TOLD_TIMES = 600.0, 10.0
-_STACK_SECONDS = 6.0
+_STACK_SECONDS, _HELD_SECONDS = 6.0, 1.0
 _RECORD_SECONDS = 3.0
 _RECORD_BYTES = 64 << 20
-_PRINT_SECONDS = 0.2
-_SPY_SECONDS = 5.0
+_PRINT_SECONDS = 0.05
 # As faulthandler prints a call, and as py-spy does.
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
+_HELD = re.compile(r"^State:\s*([TtD] \(.+\))$", re.MULTILINE)
+_COUNTERS = ("net/*/statistics/*", "infiniband/*/ports/*/*counters/*")
+_OF_FAULTS = re.compile("err|drop|discard|retrans|timeout|out_of|downed|impaired|unresponsive")
 _SPIED = re.compile(r"^\s+(?:[\w.<>]+\.)?(?P<name>[\w<>]+) \((?P<file>[^()]+):(?P<line>\d+)\)$")
 
 
@@ -55,23 +57,6 @@ def overdue(seen: progress.Progress, seconds: float, first_seconds: float, now: 
     return silent if silent > limit else 0.0
 
 
-def spied_stacks(pid: int) -> list[str]:
-    """The stacks of a process as py-spy prints them, where the image has it and it may trace; else nothing.
-
-    It also sees what has no handler for the signal, such as `python -I`.
-    """
-    program = shutil.which("py-spy")
-    if program is None:
-        return []
-    command = [program, "dump", "--pid", str(pid)]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        # The supervisor may reap it first, so its exit code tells nothing.
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SPY_SECONDS, check=False)
-        if frames_of(done.stdout.splitlines()):
-            return done.stdout.splitlines()
-    return []
-
-
 def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     """Let a training process print its stacks, and return what it has printed.
 
@@ -80,13 +65,36 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     if not _catches(pid, STACKS_SIGNAL):
         return []
     os.kill(pid, STACKS_SIGNAL)
-    deadline = time.monotonic() + _STACK_SECONDS
+    began = time.monotonic()
     printed: list[str] = []
     # The outermost calls are printed last.
-    while time.monotonic() < deadline and not (frames_of(printed) and len(printed) == len(lines())):
+    while not (frames_of(printed) and len(printed) == len(lines())):
+        waited = time.monotonic() - began
+        if waited > _STACK_SECONDS or (waited > _HELD_SECONDS and held(pid)):
+            break
         printed = lines()
         time.sleep(_PRINT_SECONDS)
     return lines()
+
+
+def held(pid: int) -> list[str]:
+    """In place of the calls of a process that runs nothing: it is stopped, or waits in the kernel."""
+    found = _HELD.search(_status(pid))
+    return [f"state {found[1]}"] if found else []
+
+
+def counters(root: Path = Path("/")) -> Counter[str]:
+    """What this node's network has counted of errors, drops and retransmits."""
+    found: Counter[str] = Counter()
+    for path in (each for pattern in _COUNTERS for each in root.glob(f"sys/class/{pattern}")):
+        if _OF_FAULTS.search(path.name):
+            with contextlib.suppress(OSError, ValueError):
+                found[f"{path.relative_to(root).parts[3]} {path.name}"] += int(path.read_text())
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        lines = (root / "proc/net/snmp").read_text().splitlines()
+        names, numbers = (line.split() for line in lines if line.startswith("Tcp:"))
+        found["TCP RetransSegs"] = int(dict(zip(names, numbers))["RetransSegs"])
+    return found
 
 
 def dumps(folder: str, pids: Iterable[int]) -> dict[int, bytes]:
@@ -132,9 +140,9 @@ def frames_of(lines: Iterable[str]) -> list[str]:
 
 def _catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal, which would end it without one."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _status(pid), re.MULTILINE)
     return bool(caught and int(caught.group(1), 16) >> (number - 1) & 1)
+
+
+def _status(pid: int) -> str:
+    return children.told(pid, "status").decode(errors="replace")

@@ -32,8 +32,8 @@ class Starts:
     # The rank of each local rank.
     ranks: Mapping[int, int] = field(default_factory=dict)
     happened: Counter[str] = field(default_factory=Counter)
-    # The nodes on which no worker starts.
-    excluded: Sequence[str] = ()
+    # The nodes on which no worker starts, and why.
+    excluded: dict[str, str] = field(default_factory=dict)
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=20))
     _next: str = ""
 

@@ -67,6 +67,7 @@ class RankState:
 
     ``frames`` begin with the outermost call, as ``name (file:line)``. ``calls`` are the last of each group,
     each the fields of `Call`. ``groups`` has the ranks of groups. The recorder does not name them all.
+    ``signs`` speak against its node, each with its weight.
     """
 
     rank: int
@@ -75,6 +76,7 @@ class RankState:
     frames: Sequence[str] = ()
     calls: Sequence[Sequence[Any]] = ()
     groups: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    signs: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def frame(self) -> str:
@@ -125,6 +127,7 @@ class Cause:
 _REMEDIES = {
     "data": "look at that rank's data loader: its workers, the storage that they read, and shared memory",
     "checkpoint": "look at the storage of the checkpoints, and let every rank take part in a collective save",
+    "held": "look for who has stopped it, or at the storage or device for which it waits in the kernel",
     "lock": "look for who holds the lock or fills the queue at that line",
     "script": "look at that line: every rank has to reach the same collectives",
     "missing": "the process has ended or does not answer: read its log, and start again without its node",
@@ -145,6 +148,7 @@ _REMEDIES = {
 # No node and no network makes ranks call something else.
 _OF_THE_CODE = ("mismatch", "order", "deadlock")
 _PLACES = (
+    ("held", re.compile(r"^state ")),
     ("data", re.compile(r"utils/data/|dataloader\.py|\b(?:next_data|next_batch|load_batch)\b")),
     (
         "checkpoint",
@@ -159,7 +163,23 @@ def explain(states: Iterable[RankState], world: int = 0) -> Cause:
     told = {each.rank: each for each in states}
     run = _World(told, {rank: [Call(*each) for each in state.calls] for rank, state in told.items()}, world)
     found = run.mismatch(by_line=False) or run.mismatch(by_line=True) or run.waits() or run.late()
-    return found or _by_stacks(list(told.values()))
+    found = found or _by_stacks(list(told.values()))
+    return found if found.bug else _with_signs(found, told.values())
+
+
+def _with_signs(cause: Cause, states: Iterable[RankState]) -> Cause:
+    """The cause with what speaks against the nodes of those who are to blame, or of all: the most first."""
+    blamed = [each for each in states if each.rank in cause.ranks or not cause.ranks]
+    signs = {f"{each.node}: {sign}": weight for each in blamed for sign, weight in each.signs.items()}
+    most = sorted(signs, key=lambda each: -signs[each])[:_NAMED]
+    sentence = "; ".join([cause.sentence, *most[: cause.kind == "network"]])
+    return replace(cause, sentence=sentence, evidence=(*cause.evidence, *most))
+
+
+def loads(frames: Sequence[str]) -> bool:
+    """Whether these are the calls of a data loader's process that does not wait to be asked."""
+    at = next((at for at, each in enumerate(frames) if each.startswith("_worker_loop ")), len(frames))
+    return bool(_users(frames[at:]))
 
 
 class _World:
@@ -270,7 +290,7 @@ class _World:
         frame = present[0].frame
         if frame:
             what += f": {present[0].place} is in {frame}"
-        return Cause(_place(present[0].frames), what, tuple(blamed), certain and bool(frame), evidence)
+        return Cause(place_of(present[0].frames), what, tuple(blamed), certain and bool(frame), evidence)
 
     def late(self) -> Cause | None:
         """The rank that comes last to most collectives, where clocks agree."""
@@ -304,10 +324,10 @@ def _by_stacks(states: Sequence[RankState]) -> Cause:
     if slow:
         at = f" in {slow.frame}" if slow.frame else ""
         behind = f", after step {slow.step}" if slow.step is not None else ""
-        return Cause(_place(slow.frames), f"all wait for {slow.place}{at}{behind}", (slow.rank,))
+        return Cause(place_of(slow.frames), f"all wait for {slow.place}{at}{behind}", (slow.rank,))
     frames = {each.frame for each in states}
     if len(states) > 1 and len(frames) == 1 and "" not in frames:
-        return Cause(_place(states[0].frames), f"all ranks are in {states[0].frame}")
+        return Cause(place_of(states[0].frames), f"all ranks are in {states[0].frame}")
     return Cause("unknown", "no rank can be told from the others")
 
 
@@ -391,8 +411,8 @@ def _group(name: str, description: str) -> str:
     return f"group {name}" if description in ("", "undefined") else f"group {name} ({description})"
 
 
-def _place(frames: Sequence[str]) -> str:
-    """Where a process is, by its stack: "data", "checkpoint", "lock" or "script"."""
+def place_of(frames: Sequence[str]) -> str:
+    """Where a process is, by its stack: "held", "data", "checkpoint", "lock" or "script"."""
     found = (kind for kind, pattern in _PLACES if any(map(pattern.search, frames)))
     return next(found, "script")
 
