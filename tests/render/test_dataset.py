@@ -32,11 +32,12 @@ def env(rendered: Render) -> dict[str, Any]:
 
 
 def test_all_steps_have_the_same_settings(render: Callable[..., Render]) -> None:
-    rendered = render("dataset", values=S3)
+    rendered = render("dataset", values=S3 | {"replace": True})
     assert container_of(pod(rendered), "stage")["env"] == container_of(pod(rendered), "publish")["env"]
     settings = json.loads(env(rendered)["BIREME_DATASET"])
     assert settings["target"] == "/claim/datasets/imagenet"
     assert settings["sources"] == [{"url": "s3://imagenet/ILSVRC"}]
+    assert settings["replace"] is True
 
 
 def test_each_of_several_pods_copies_a_share(render: Callable[..., Render]) -> None:
@@ -95,9 +96,9 @@ def test_the_config_map_holds_only_the_code_of_the_dataset_component(render: Cal
 
 
 def test_the_configuration_of_rclone_comes_from_its_secret(render: Callable[..., Render]) -> None:
-    source = {"url": "rclone://gcs/bucket/train", "rclone": {"secret": "remotes"}}
+    source = {"url": "rclone://gcs/bucket/train", "rclone": {"secret": "remotes", "key": "gcs.conf"}}
     rendered = render("dataset", values=S3 | {"sources": [source], "image": RCLONE})
-    assert env(rendered)["BIREME_SOURCE_0_RCLONE_CONFIG"] == "/bireme/rclone/0/rclone.conf"
+    assert env(rendered)["BIREME_SOURCE_0_RCLONE_CONFIG"] == "/bireme/rclone/0/gcs.conf"
     (volume,) = (each for each in pod(rendered)["volumes"] if each["name"] == "rclone-0")
     assert volume["secret"]["secretName"] == "remotes"
     mounts = container_of(pod(rendered), "stage")["volumeMounts"]

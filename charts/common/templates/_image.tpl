@@ -6,7 +6,7 @@ Arguments: root, image {registry, repository, tag, digest}.
 {{- define "common.image" -}}
 {{- $root := required "common.image needs root" .root }}
 {{- $image := required "common.image needs image" .image }}
-{{- $global := $root.Values.global | default dict }}
+{{- $global := $root.Values.global }}
 {{- $own := join "/" (compact (list $image.registry $image.repository)) }}
 {{- $upstream := "" }}
 {{- range $start := keys ($global.imageRegistries | default dict) }}

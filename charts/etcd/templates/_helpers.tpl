@@ -63,7 +63,7 @@ no client.
 {{- define "etcd.memberNames" -}}
 {{- $fullname := include "common.fullname" (dict "root" .) }}
 {{- $names := list }}
-{{- range $ordinal := until 5 }}{{ $names = append $names (printf "%s-%d.%s.%s.svc" $fullname $ordinal (include "etcd.peerService" $) $.Release.Namespace) }}{{ end }}
+{{- range $ordinal := list 0 1 2 3 4 }}{{ $names = append $names (printf "%s-%d.%s.%s.svc" $fullname $ordinal (include "etcd.peerService" $) $.Release.Namespace) }}{{ end }}
 {{- join "," $names }}
 {{- end }}
 

@@ -43,10 +43,8 @@ template:
         {{- include "training.env" (dict "root" . "derived" (dict "HOME" "/tmp" "PYTHONUNBUFFERED" "1") "fixed" (list
             (dict "name" "OUT_DIR" "value" (printf "%s/data" (include "paddle.folder" .)))
             (dict "name" "SPLIT_COUNT" "value" (printf "%d" (int64 $v.data.prep.splitCount))))) | nindent 8 }}
-        {{- with $v.data.prep.resources }}
         resources:
-          {{- toYaml . | nindent 10 }}
-        {{- end }}
+          {{- toYaml $v.data.prep.resources | nindent 10 }}
         securityContext:
           {{- toYaml $v.securityContext | nindent 10 }}
         volumeMounts:

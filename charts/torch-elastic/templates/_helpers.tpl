@@ -182,16 +182,15 @@ Variables for snapshots, in front of others.
 Arguments: root, worker (see training.facts).
 */}}
 {{- define "torch-elastic.snapshots" -}}
-{{- with .root.Values.recovery.snapshots }}
-{{- if .enabled }}
+{{- $own := .root.Values.recovery.snapshots }}
+{{- if $own.enabled }}
 - {name: BIREME_SNAPSHOTS, value: /dev/shm/bireme-snapshots}
-- {name: BIREME_SNAPSHOT_EVERY, value: "{{ int64 .every }}"}
-- {name: BIREME_SNAPSHOT_COPIES, value: "{{ int64 .copies }}"}
-- {name: BIREME_SNAPSHOT_BUDGET_MIB, value: "{{ int64 (.budgetMiB | default (div (include "common.MiB" (dict "quantity" $.worker.shm) | int64) 2)) }}"}
-{{- with .flush.folder }}
+- {name: BIREME_SNAPSHOT_EVERY, value: "{{ int64 $own.every }}"}
+- {name: BIREME_SNAPSHOT_COPIES, value: "{{ int64 $own.copies }}"}
+- {name: BIREME_SNAPSHOT_BUDGET_MIB, value: "{{ int64 ($own.budgetMiB | default (div (include "common.MiB" (dict "quantity" .worker.shm) | int64) 2)) }}"}
+{{- with $own.flush.folder }}
 - {name: BIREME_SNAPSHOT_FLUSH, value: {{ . | quote }}}
-- {name: BIREME_SNAPSHOT_FLUSH_EVERY, value: "{{ int64 $.root.Values.recovery.snapshots.flush.every }}"}
-{{- end }}
+- {name: BIREME_SNAPSHOT_FLUSH_EVERY, value: "{{ int64 $own.flush.every }}"}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -11,9 +11,8 @@ Not empty when a job's pods stage or verify datasets.
 Arguments: root (values data).
 */}}
 {{- define "training.usesDatasets" -}}
-{{- with (required "training.usesDatasets needs root" .root).Values }}
-{{- if or .data.staging.claimName .data.verify.paths }}true{{ end }}
-{{- end }}
+{{- $data := (required "training.usesDatasets needs root" .root).Values.data }}
+{{- if or $data.staging.claimName $data.verify.paths }}true{{ end }}
 {{- end }}
 
 {{/*

@@ -35,9 +35,7 @@ Arguments: root (values env, pod), derived {name: value}, fixed (list of EnvVar 
 {{- with $paths }}{{ $_ := set $plain "PYTHONPATH" (join ":" .) }}{{ end }}
 {{- range concat (required "training.env needs fixed" .fixed) $v.pod.extraEnv }}{{ $_ := unset $plain .name }}{{ end -}}
 env:
-  {{- with .fixed }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+  {{- toYaml .fixed | nindent 2 }}
   {{- $left := list }}
   {{- range $name, $value := $plain }}{{ $left = append $left (dict "name" $name "text" (include "training.text" (dict "value" $value))) }}{{ end }}
   {{- $left = concat $left $v.pod.extraEnv }}

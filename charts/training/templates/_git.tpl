@@ -5,24 +5,24 @@ Arguments: root (values launch, pod, securityContext).
 {{- define "training.git.container" -}}
 {{- $root := required "training.git.container needs root" .root }}
 {{- $v := $root.Values }}
-{{- with $v.launch.git }}
-{{- if .url -}}
+{{- $git := $v.launch.git }}
+{{- if $git.url -}}
 - name: git
-  image: {{ include "common.image" (dict "root" $root "image" .image) | quote }}
-  imagePullPolicy: {{ .image.pullPolicy | quote }}
+  image: {{ include "common.image" (dict "root" $root "image" $git.image) | quote }}
+  imagePullPolicy: {{ $git.image.pullPolicy | quote }}
   command:
-    {{- toYaml (list "sh" "-c" ($root.Subcharts.training.Files.Get "files/clone.sh" | replace "$" "$$") "clone" .url .ref .path) | nindent 4 }}
+    {{- toYaml (list "sh" "-c" ($root.Subcharts.training.Files.Get "files/clone.sh" | replace "$" "$$") "clone" $git.url $git.ref $git.path) | nindent 4 }}
   workingDir: /bireme/script
   env:
     - {name: HOME, value: /tmp}
-    {{- include "common.proxy" (dict "url" .proxy) | nindent 4 }}
-    {{- if .caBundle }}
+    {{- include "common.proxy" (dict "url" $git.proxy) | nindent 4 }}
+    {{- if $git.caBundle }}
     - {name: GIT_SSL_CAINFO, value: /bireme/ca/ca.crt}
     {{- end }}
-    {{- if .existingSecret }}
+    {{- if $git.existingSecret }}
     {{- range $name, $key := dict "GIT_USERNAME" "username" "GIT_PASSWORD" "password" }}
     - name: {{ $name }}
-      valueFrom: {secretKeyRef: {name: {{ $v.launch.git.existingSecret | quote }}, key: {{ $key }}}}
+      valueFrom: {secretKeyRef: {name: {{ $git.existingSecret | quote }}, key: {{ $key }}}}
     {{- end }}
     {{- end }}
   resources:
@@ -31,10 +31,9 @@ Arguments: root (values launch, pod, securityContext).
     {{- toYaml $v.securityContext | nindent 4 }}
   volumeMounts:
     - {name: script, mountPath: /bireme/script}
-    {{- if .caBundle }}
+    {{- if $git.caBundle }}
     - {name: git-ca, mountPath: /bireme/ca, readOnly: true}
     {{- end }}
-{{- end }}
 {{- end }}
 {{- end }}
 
@@ -43,9 +42,8 @@ What the pods train: the repository and what is cloned of it, as URL@REF. Empty 
 Arguments: root (values launch).
 */}}
 {{- define "training.git.source" -}}
-{{- with (required "training.git.source needs root" .root).Values.launch.git }}
-{{- if .url }}{{ printf "%s@%s" .url (.ref | default "HEAD") }}{{ end }}
-{{- end }}
+{{- $git := (required "training.git.source needs root" .root).Values.launch.git }}
+{{- if $git.url }}{{ printf "%s@%s" $git.url ($git.ref | default "HEAD") }}{{ end }}
 {{- end }}
 
 {{/*
@@ -54,15 +52,14 @@ Arguments: root (values script, launch).
 */}}
 {{- define "training.rules.git" -}}
 {{- $v := (required "training.rules.git needs root" .root).Values }}
-{{- with $v.launch.git }}
-{{- if and .url (not (regexMatch `^https?://[^/@\s]+/\S+$` .url)) }}
+{{- $git := $v.launch.git }}
+{{- if and $git.url (not (regexMatch `^https?://[^/@\s]+/\S+$` $git.url)) }}
 launch.git.url: it is https://HOST/PATH, without a name or a password; put these into a Secret (launch.git.existingSecret)
 {{- end }}
-{{- if and .url (or $v.script $v.launch.files) }}
+{{- if and $git.url (or $v.script $v.launch.files) }}
 launch.git.url: its clone is in the place of {{ ternary "script" "launch.files" (not (empty $v.script)) }}; set one of them
 {{- end }}
-{{- if and (not .url) (or .ref .existingSecret .proxy .caBundle) }}
+{{- if and (not $git.url) (or $git.ref $git.existingSecret $git.proxy $git.caBundle) }}
 launch.git: it lacks the repository; set launch.git.url
-{{- end }}
 {{- end }}
 {{- end }}

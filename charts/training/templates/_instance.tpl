@@ -153,7 +153,7 @@ Arguments: root, worker (see training.facts).
 {{- if $worker.memory }}{{ $_ := set $devices "memory" $worker.memory }}{{ end }}
 {{- $requests := deepCopy $devices }}
 {{- if $worker.cpu }}{{ $_ := set $requests "cpu" $worker.cpu }}{{ end }}
-{{- $staging := $root.Values.data.staging | default dict }}
+{{- $staging := $root.Values.data.staging }}
 {{- if $staging.claimName }}{{ $_ := set $requests "ephemeral-storage" $staging.size }}{{ end }}
 {{- $resources := mergeOverwrite (dict "limits" $devices "requests" $requests) (deepCopy $root.Values.resources) }}
 {{- range $name, $devices := $root.Values.pod.resourceClaimTemplates }}
@@ -185,10 +185,8 @@ Arguments: root, worker.
 {{- include "training.placement.labels" (dict "root" .root "worker" $worker "labels" $own) }}
 {{- $selector := mergeOverwrite $own (deepCopy (required "training.workerNodeSelector needs root" .root).Values.nodeSelector) }}
 {{- if not (hasKey $selector "node.kubernetes.io/instance-type") }}{{ $selector = merge $selector (dict "kubernetes.io/os" "linux") }}{{ end }}
-{{- with $selector }}
 nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- toYaml $selector | nindent 2 }}
 {{- end }}
 
 {{/*
@@ -253,9 +251,8 @@ first process on, and its image may have no Python.
 Arguments: root (values efa, pod, launch), worker (optional: without one, nothing looks).
 */}}
 {{- define "training.devices" -}}
-{{- with (required "training.devices needs root" .root).Values }}
-{{- if and $.worker (include "training.hasRuntime" $) (not (or .launch.setup .launch.command)) }}{{ include "training.efaEnv" $ }}{{ end }}
-{{- end }}
+{{- $launch := (required "training.devices needs root" .root).Values.launch }}
+{{- if and .worker (include "training.hasRuntime" .) (not (or $launch.setup $launch.command)) }}{{ include "training.efaEnv" . }}{{ end }}
 {{- end }}
 
 {{/*

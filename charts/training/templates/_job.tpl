@@ -127,7 +127,7 @@ Scale    {{ $upgrade }} --set workers=N   ({{ . }})
 Stop     {{ $upgrade }} --set job.suspend=true   ({{ required "training.notes needs resuming" .resuming }})
 Change   {{ required "training.notes needs unchangeable" .unchangeable }} needs a new run: stop it, then upgrade with --set run={{ add1 (int64 $root.Values.run) }}
 Delete   helm -n {{ $ns }} uninstall {{ $name }}{{ with .deletion }}   ({{ . }}){{ end }}
-{{- if dig "tensorboard" "enabled" false ($root.Values.monitoring | default dict) }}
+{{- if dig "tensorboard" "enabled" false $root.Values.monitoring }}
 Board    kubectl -n {{ $ns }} port-forward svc/{{ include "common.fullname" (dict "root" $root) }}-tensorboard 6006
 {{- end }}
 {{- end }}

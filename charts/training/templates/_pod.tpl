@@ -69,7 +69,7 @@ spec:
     {{- include "runtime.volume" (dict "root" $root "component" .runtime) | nindent 4 }}
     {{- end }}
     {{- include "training.datasetVolume" (dict "root" $root) | nindent 4 }}
-    {{- .volumes | default "" | nindent 4 }}
+    {{- .volumes | nindent 4 }}
     {{- include "training.scriptVolume" . | nindent 4 }}
     {{- include "training.webhook.volume" (dict "root" $root) | nindent 4 }}
     {{- include "training.claimVolumes" (dict "root" $root) | nindent 4 }}
@@ -157,7 +157,7 @@ command and arguments (lists), fixed and derived (see training.env), envFrom (a 
     {{- if include "training.hasRuntime" (dict "root" $root) }}
     - {name: runtime, mountPath: /bireme/runtime, readOnly: true}
     {{- end }}
-    {{- .mounts | default "" | nindent 4 }}
+    {{- .mounts | nindent 4 }}
     {{- if include "training.hasFolder" (dict "root" $root "script" .script) }}
     - {name: script, mountPath: /bireme/script, readOnly: true}
     {{- end }}

@@ -5,7 +5,7 @@ Arguments: root (values queue), count (of all pods of the group; 0 for none), la
 {{- define "training.queue.group" -}}
 {{- $root := required "training.queue.group needs root" .root }}
 {{- if .count }}
-{{- range $name, $value := include "common.queueLabels" (dict "root" $root) | fromYaml }}{{ $_ := set $.labels $name $value }}{{ end }}
+{{- $_ := mergeOverwrite .labels (include "common.queueLabels" (dict "root" $root) | fromYaml) }}
 {{- $_ := set .labels "kueue.x-k8s.io/pod-group-name" (include "common.jobName" (dict "root" $root)) }}
 {{- $_ := set .annotations "kueue.x-k8s.io/pod-group-total-count" (.count | toString) }}
 {{- end }}

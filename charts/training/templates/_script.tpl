@@ -20,9 +20,8 @@ Not empty when pods have the folder /bireme/script.
 Arguments: root (values launch), script (source, empty for none).
 */}}
 {{- define "training.hasFolder" -}}
-{{- with (required "training.hasFolder needs root" .root).Values.launch }}
-{{- if or $.script .files .git.url }}true{{ end }}
-{{- end }}
+{{- $launch := (required "training.hasFolder needs root" .root).Values.launch }}
+{{- if or .script $launch.files $launch.git.url }}true{{ end }}
 {{- end }}
 
 {{/*
@@ -30,10 +29,9 @@ The path of the script, empty where the values start another program.
 Arguments: root (values launch), script (source, empty for none).
 */}}
 {{- define "training.program" -}}
-{{- with (required "training.program needs root" .root).Values.launch }}
-{{- if or $.script (and .git.url (not .command)) -}}
-/bireme/script/{{ ternary "train.py" .git.path (not (empty $.script)) }}
-{{- end }}
+{{- $launch := (required "training.program needs root" .root).Values.launch }}
+{{- if or .script (and $launch.git.url (not $launch.command)) -}}
+/bireme/script/{{ ternary "train.py" $launch.git.path (not (empty .script)) }}
 {{- end }}
 {{- end }}
 
