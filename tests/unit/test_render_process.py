@@ -45,11 +45,11 @@ def commands(bireme_paths: Paths) -> Renderer:
 
 
 def said(renderer: Renderer, request: RenderRequest) -> tuple[str, str]:
-    """What is rendered, and the error as it is shown."""
+    """What is rendered, and what Helm says if it fails."""
     try:
         return renderer.text(request), ""
     except RenderError as error:
-        return "", str(error)
+        return "", error.raw
 
 
 def same(in_process: Renderer, commands: Renderer, request: RenderRequest) -> tuple[str, str]:
@@ -73,6 +73,7 @@ def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, fi
     same(in_process, commands, RenderRequest(file.parents[1], read_file(file)))
 
 
+ABSENT = [{"name": "absent", "version": "1.0.0", "repository": "oci://no"}]
 OF_EACH_KIND = SEEN + "  values: {{ .Values | toJson | quote }}\n"
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "as it is": {},
@@ -125,7 +126,8 @@ def test_each_fault_of_a_chart_has_the_same_sentence(
     "more",
     [
         {"type": "library"},
-        {"dependencies": [{"name": "absent", "version": "1.0.0", "repository": "oci://no"}]},
+        {"dependencies": ABSENT},
+        {"dependencies": ABSENT, "deprecated": True},
     ],
 )
 def test_what_is_wrong_with_a_chart_as_a_whole_has_the_same_sentence(

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 
@@ -40,6 +41,13 @@ func main() {
 	asked := json.NewDecoder(bufio.NewReader(os.Stdin))
 	answers := json.NewEncoder(os.Stdout)
 	answers.SetEscapeHTML(false)
+	var said bytes.Buffer // by Helm, of charts, as on its standard error
+	slog.SetDefault(slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{ReplaceAttr: func(_ []string, each slog.Attr) slog.Attr {
+		if each.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return each
+	}})))
 	for {
 		var next request
 		if err := asked.Decode(&next); err == io.EOF {
@@ -49,9 +57,10 @@ func main() {
 			os.Exit(2)
 		}
 		var made answer
+		said.Reset()
 		err := next.render(&made)
 		if err != nil {
-			made.Error = "Error: " + err.Error() + "\n"
+			made.Error = said.String() + "Error: " + err.Error() + "\n"
 		}
 		if answers.Encode(made) != nil {
 			os.Exit(1)
@@ -92,6 +101,9 @@ func (asked request) render(made *answer) error {
 	}
 	if kind := described.MetadataAsMap()["Type"]; kind != "" && kind != "application" {
 		return fmt.Errorf("%s charts are not installable", kind)
+	}
+	if described.Deprecated() {
+		slog.Warn("this chart is deprecated")
 	}
 	if err := action.CheckDependencies(loaded, described.MetaDependencies()); err != nil {
 		return fmt.Errorf("an error occurred while checking for chart dependencies. You may need to run 'helm dependency build' to fetch missing dependencies: %w", err)
