@@ -60,6 +60,11 @@ test-full: tools ## The tests that `make test` and test-torch leave out because 
 	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) -m whole tests/runtime/with_torch
 	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.14)" $(PYTEST) tests/runtime/with_torch/test_hang.py tests/runtime/with_torch/test_planted_hangs.py
 
+.PHONY: coverage
+coverage: tools ## Tell which branches of the charts the tests of renders run, in colours in site/coverage.html
+	@mkdir -p site
+	$(PYTEST) $(PARALLEL) -m "not whole" --chart-cov --chart-cov-report site/coverage.html tests/render
+
 SEEDS ?= 5000
 .PHONY: simulate
 simulate: setup ## Simulate the rendezvous under faults that seeds choose: make simulate SEEDS=5000

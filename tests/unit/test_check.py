@@ -227,7 +227,8 @@ def test_the_command_prints_findings_and_exits_with_1(make_chart: MakeChart, tmp
     sentence = "the object: additional properties 'dat' not allowed"
     done = CliRunner().invoke(cli, ["check", str(tmp_path)])
     assert done.exit_code == 1
-    assert done.stdout.splitlines()[:-1] == [f"✗ {bad}/templates/a.yaml: Secret/web: {sentence}"]
+    found = [line for line in done.stdout.splitlines() if "branches" not in line]
+    assert found == [f"✗ {bad}/templates/a.yaml: Secret/web: {sentence}"]
 
     done = CliRunner().invoke(cli, ["check", str(bad), "-o", "sarif"])
     assert done.exit_code == 1

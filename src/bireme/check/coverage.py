@@ -80,21 +80,35 @@ class Coverage:
         return _part(arm.runs for file in self.files for arm in file.branches)
 
     def __str__(self) -> str:
-        """A line for all templates, and one for each that did not run as a whole."""
+        """A line for all templates, for each of several charts, and for each file that did not wholly run."""
         told = [f"templates: {self.lines:.1%} of lines and {self.branches:.1%} of branches ran"]
         refusals = [arm.runs for file in self.files for arm in file.refusals]
         told[0] += f", and {sum(map(bool, refusals))} of {len(refusals)} refusals" if refusals else ""
+        charts = self.charts
+        told += [f"  {chart}: {one._short}" for chart, one in charts.items() if len(charts) > 1]
         for file in self.files:
             if missed := file.missed():
-                one = Coverage((file,))
-                parts = f"lines {one.lines:.0%}, branches {one.branches:.0%}"
-                told.append(f"  {file.file}: {parts}, not: {', '.join(missed)}")
+                told.append(f"  {file.file}: {Coverage((file,))._short}, not: {', '.join(missed)}")
         return "\n".join(told)
+
+    @property
+    def charts(self) -> Mapping[str, Coverage]:
+        """What ran of each chart, by its folder."""
+        groups = groupby(self.files, key=lambda file: file.file.rpartition("/templates/")[0])
+        return {chart: Coverage(tuple(files)) for chart, files in groups}
+
+    def write(self, file: Path) -> None:
+        """Write a page into a file that ends with .html, into any other LCOV's tracefile."""
+        file.write_text(self.html() if file.suffix == ".html" else self.lcov(), encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
         """The parts that ran, of all templates and of each."""
         files = [{"file": each.file, **Coverage((each,))._parts} for each in self.files]
         return {**self._parts, "files": files}
+
+    @property
+    def _short(self) -> str:
+        return f"lines {self.lines:.0%}, branches {self.branches:.0%}"
 
     @property
     def _parts(self) -> dict[str, float]:
@@ -117,12 +131,11 @@ class Coverage:
         """A page with the text of each template: what ran, what did not, and where a branch lacks an arm."""
         told = [_HEAD, f"<h1>{escape(str(self).splitlines()[0])}</h1>"]
         for file in self.files:
-            one = Coverage((file,))
             lacking: dict[int, list[str]] = defaultdict(list)
             for arm in file.branches:
                 lacking[arm.line] += [] if arm.runs else [arm.name]
             refusing = {line for arm in file.refusals for line in arm.lines}
-            summary = f"lines {one.lines:.0%}, branches {one.branches:.0%}: {escape(file.file)}"
+            summary = f"{Coverage((file,))._short}: {escape(file.file)}"
             told.append(f"<details{' open' * bool(file.missed())}><summary>{summary}</summary><pre>")
             for number, text in enumerate(Path(file.file).read_text("utf-8").splitlines(), 1):
                 runs, lacks = file.lines.get(number), lacking[number]

@@ -53,7 +53,9 @@ _CHARTS = ("Chart.yaml", "*/Chart.yaml")
     help="Write what ran: FILE.html in colours, else LCOV's tracefile",
 )
 @click.option(
-    "--branches", type=click.FloatRange(0, 100), help="Exit with 1 below this percentage of branches"
+    "--branches",
+    type=click.FloatRange(0, 100),
+    help="Exit with 1 where less of a chart's branches ran, in percent",
 )
 @click.option(
     "--baseline",
@@ -108,11 +110,12 @@ def check(
             raise BiremeError(advice)
         note(app.err, advice)
     if covered and trace:
-        told = covered.html() if trace.suffix == ".html" else covered.lcov()
-        trace.write_text(told, encoding="utf-8")
-    if covered and branches and 100 * covered.branches < branches:
-        few = f"{covered.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
-        findings.append(Finding("coverage", few, "add ci/*-values.yaml files for what did not run"))
+        covered.write(trace)
+    for folder, one in covered.charts.items() if covered and branches else ():
+        if branches and 100 * one.branches < branches:
+            few = f"{one.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
+            advice = "add ci/*-values.yaml files for what did not run"
+            findings.append(Finding("coverage", few, advice, file=folder))
     if suites:
         from bireme.check.helm_unittest import unittests
 

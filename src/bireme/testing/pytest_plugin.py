@@ -56,7 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--bireme-share-cluster", action="store_true", help=meaning)
     group.addoption("--update", action="store_true", help="write the snapshots that tests check")
     group.addoption("--chart-cov", action="store_true", help="tell what tests run of templates of charts")
-    meaning = "with --chart-cov: fail below this percentage of branches"
+    meaning = "with --chart-cov: also write FILE.html in colours, any other as LCOV's tracefile"
+    group.addoption("--chart-cov-report", type=Path, metavar="FILE", help=meaning)
+    meaning = "with --chart-cov: fail where less percent of the branches of a chart ran"
     group.addoption("--chart-cov-fail-under", type=float, default=0, metavar="N", help=meaning)
 
 
@@ -65,7 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if shares_cluster(config):
         config.pluginmanager.register(SharedCluster(), "bireme-shared-cluster")
     if config.getoption("chart_cov"):
-        config.pluginmanager.register(ChartCoverage(config.getoption("chart_cov_fail_under")), _COVERAGE)
+        options = [config.getoption(f"chart_cov_{name}") for name in ("fail_under", "report")]
+        config.pluginmanager.register(ChartCoverage(*options), _COVERAGE)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"text/template"
@@ -51,14 +50,7 @@ type coverage struct {
 const between = "\x1f"
 
 // Functions that hand a map on or look only at whether it is empty. Any other reads all of it.
-var passing = map[string]bool{}
-
-func init() {
-	names := "and coalesce default dict empty eq fail hasKey include kindIs kindOf len list ne not or required set ternary tpl typeIs typeOf"
-	for _, name := range strings.Fields(names) {
-		passing[name] = true
-	}
-}
+var passing = strings.Fields("and coalesce default dict empty eq fail hasKey include kindIs kindOf len list ne not or required set ternary tpl typeIs typeOf")
 
 func cover(root *v2.Chart) *coverage {
 	made := &coverage{
@@ -158,7 +150,7 @@ func (made *coverage) list(list *parse.ListNode, at parse.Pos, branch int, name 
 		case *parse.WithNode:
 			made.branch(&node.BranchNode, "with")
 		case *parse.RangeNode:
-			if isNeverEmpty(node.Pipe) {
+			if isNeverEmpty(node.Pipe, name) {
 				made.pipe(node.Pipe)
 				made.list(node.List, node.Position(), 0, "range")
 			} else {
@@ -197,11 +189,14 @@ func isAlone(nodes []parse.Node, index int) bool {
 	return begins && (index+1 == len(nodes) || strings.HasPrefix(nodes[index+1].String(), "\n"))
 }
 
-// isNeverEmpty tells whether a range is over a list that is written out: it has no other arm.
-func isNeverEmpty(pipe *parse.PipeNode) bool {
-	first := pipe.Cmds[0].Args
-	name, is := first[0].(*parse.IdentifierNode)
-	return len(pipe.Cmds) == 1 && is && name.Ident == "list" && len(first) > 1
+// isNeverEmpty tells whether a range is over what always has an item: it has no other arm.
+func isNeverEmpty(pipe *parse.PipeNode, within string) bool {
+	switch name := pipe.Cmds[0].Args[0].String(); name {
+	case "list", "dict", "append", "prepend", "regexSplit", "splitList":
+		return len(pipe.Cmds) == 1 && len(pipe.Cmds[0].Args) > 1
+	default:
+		return len(pipe.Cmds) == 1 && name == "." && within == "with" // what it has found
+	}
 }
 
 func (made *coverage) pipe(pipe *parse.PipeNode) {
@@ -234,7 +229,7 @@ func (made *coverage) command(command *parse.CommandNode, isPiped bool) {
 	}
 	keyed := !isPiped && len(others) > 1 && (name == "index" || name == "get" || name == "hasKey")
 	for index, each := range others {
-		others[index] = made.operand(each, !passing[name] && !keyed)
+		others[index] = made.operand(each, !slices.Contains(passing, name) && !keyed)
 	}
 	switch {
 	case keyed:
@@ -248,7 +243,7 @@ func (made *coverage) command(command *parse.CommandNode, isPiped bool) {
 		_, given := made.arm(command.Position(), made.branches, name+": given")
 		_, missing := made.arm(command.Position(), made.branches, name+": other")
 		command.Args[0] = raw(fmt.Sprintf("%sCovered %s %s", name, given, missing))
-	case isPiped && !passing[name]:
+	case isPiped && !slices.Contains(passing, name):
 		command.Args[0] = raw("consume | " + name)
 	}
 }
@@ -331,10 +326,7 @@ func (made *coverage) functions() template.FuncMap {
 		},
 		"ternaryCovered": func(given, missing int, yes, no any, is bool) any {
 			either(is, given, missing)
-			if is {
-				return yes
-			}
-			return no
+			return map[bool]any{true: yes, false: no}[is]
 		},
 	}
 }
@@ -396,9 +388,8 @@ func (made *coverage) remember(where string, value any) {
 // paths are the values that were read, each after the file that read it. A last key * stands for all below.
 func (made *coverage) paths() [][]string {
 	all := [][]string{}
-	for path := range made.reads {
+	for _, path := range slices.Sorted(maps.Keys(made.reads)) {
 		all = append(all, strings.Split(path, between))
 	}
-	sort.Slice(all, func(one, other int) bool { return fmt.Sprint(all[one]) < fmt.Sprint(all[other]) })
 	return all
 }
