@@ -702,6 +702,21 @@ def before_writing(member: Rendezvous, key: str, act: Callable[[], object]) -> N
     client.txn = late  # type: ignore[method-assign]
 
 
+def test_who_registers_while_a_round_is_proposed_is_in_it(make: Make) -> None:
+    a, late = make(0), make(1)
+    with ThreadPoolExecutor(1) as pool:
+        joining: list[Future[membership.World]] = []
+
+        def register() -> None:
+            joining.append(pool.submit(late.join))
+            until(lambda: any("m1-" in kv.key for kv in late._client.range(late.settings.root).keys))
+
+        before_writing(a, "round", register)
+        world = a.join()
+        assert (world.number, world.size) == (1, 2)
+        assert joining[0].result().number == 1
+
+
 def test_a_member_whose_lease_has_ended_proposes_no_round(make: Make, shared_etcd: EtcdServer) -> None:
     a = make(0, keep_alive_interval=60)
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bireme.cli import cli
 from bireme.cli.views import plan_view
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
@@ -185,6 +188,12 @@ def test_a_name_that_leaves_no_room_for_an_index_is_refused(bireme_plan: Callabl
     spec = {"completionMode": "Indexed", "completions": 12, "template": {"spec": POD}}
     said = bireme_plan(json.dumps(job | {"spec": spec}), fails=True)
     assert "pod names would have 64 characters with their index, 63 is the most: give the release" in said
+
+
+def test_a_folder_with_capitals_gives_its_release_a_name_without(make_chart: Callable[..., Path]) -> None:
+    chart = make_chart("HyperPodChart", templates={"objects.yaml": ""})
+    done = CliRunner().invoke(cli, ["plan", str(chart)])
+    assert done.stdout.startswith("hyperpodchart in namespace default")
 
 
 def test_a_selector_without_a_value_is_named(bireme_plan: Callable[..., str]) -> None:
