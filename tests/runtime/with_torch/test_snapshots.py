@@ -69,8 +69,15 @@ def check_one_step_again(job: Any, since: float) -> None:
     assert again["step"] >= max(done) - 1
 
 
-def test_a_lost_process_and_a_lost_pod_cost_one_step_at_most(kept: Callable[..., Kept]) -> None:
-    run = kept()
+@pytest.mark.parametrize("script", ["kept.py", "fsdp.py"])
+def test_a_lost_process_and_a_lost_pod_cost_one_step_at_most(kept: Callable[..., Kept], script: str) -> None:
+    quiet, run = kept(script), kept(script)
+    for each in (quiet, run):
+        for part in ("llm.py", "elastic.py"):
+            shutil.copy(Path(__file__).parents[3] / "images/torch" / part, each.job.folder)
+    for name in NAMES:
+        quiet.start(name, pause=0)
+    expected = quiet.digests()
     for name in NAMES:
         run.start(name)
     job = run.job
@@ -83,7 +90,8 @@ def test_a_lost_process_and_a_lost_pod_cost_one_step_at_most(kept: Callable[...,
     run.kill_pod("b")
     run.start("b")
     check_one_step_again(job, since)
-    assert len(run.digests()) == 1
+    assert run.digests() == expected
+    assert len(expected) == 1
 
 
 def test_a_sharded_state_goes_on_in_worlds_of_4_then_3_then_5(kept: Callable[..., Kept]) -> None:
