@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"regexp"
 	"strings"
 
 	"helm.sh/helm/v4/pkg/action"
@@ -42,12 +43,8 @@ func main() {
 	answers := json.NewEncoder(os.Stdout)
 	answers.SetEscapeHTML(false)
 	var said bytes.Buffer // by Helm, of charts, as on its standard error
-	slog.SetDefault(slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{ReplaceAttr: func(_ []string, each slog.Attr) slog.Attr {
-		if each.Key == slog.TimeKey {
-			return slog.Attr{}
-		}
-		return each
-	}})))
+	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
+	times := regexp.MustCompile(`(?m)^time=\S+ `)
 	for {
 		var next request
 		if err := asked.Decode(&next); err == io.EOF {
@@ -60,7 +57,7 @@ func main() {
 		said.Reset()
 		err := next.render(&made)
 		if err != nil {
-			made.Error = said.String() + "Error: " + err.Error() + "\n"
+			made.Error = times.ReplaceAllString(said.String(), "") + "Error: " + err.Error() + "\n"
 		}
 		if answers.Encode(made) != nil {
 			os.Exit(1)
