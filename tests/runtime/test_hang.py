@@ -346,8 +346,12 @@ def test_a_rank_tells_of_gpus_with_errors_and_of_those_that_do_not_answer(
     assert [*signs(monkeypatch, tmp_path, "hangs")] == ["its GPUs or network devices do not answer"]
 
 
-def test_what_a_rank_has_started_is_not_taken_for_it_without_a_launcher() -> None:
+@pytest.mark.parametrize(("launcher", "rank"), [("torchrun", 7), ("node", 0)])
+def test_what_a_process_has_started_is_a_rank_only_below_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, rank: int
+) -> None:
     """A rank that was forked has its variables from the template, and what it starts has a rank's."""
+    monkeypatch.setenv("BIREME_LAUNCHER", launcher)
     observer = Observer(failures.Ledger(), progress.Progress(), "0", "node", Limits(), lambda _: None)
     command = ["env", "-u", "RANK", "sh", "-c", "RANK=0 LOCAL_RANK=0 sleep 600 & echo; wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
@@ -355,7 +359,7 @@ def test_what_a_rank_has_started_is_not_taken_for_it_without_a_launcher() -> Non
             assert process.stdout
             process.stdout.readline()
             observer.started({"processes": [[process.pid, 7, 0]]})
-            assert [state.rank for state in observer.ranks()] == [7]
+            assert [state.rank for state in observer.ranks()] == [rank]
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
