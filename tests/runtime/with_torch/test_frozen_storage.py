@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,9 @@ def test_a_writer_that_hangs_in_the_kernel_ends_its_worker_and_loses_no_saved_st
     with frozen(disk):
         waiting.until(stuck, 240, lambda: run.words("a")[-3000:] + run.words("b")[-3000:])
         saved = max(events(run, "checkpoint"))
+    # The writer printed no stacks, and the kernel told why.
+    words = run.words("a") + run.words("b")
+    assert re.search(r"all wait for rank \d on node-[ab] in state D \(disk sleep\)", words), words[-6000:]
     for name in stuck():
         # Its pod ends with its process, and the Job makes it again.
         assert run.end(name) == 75
