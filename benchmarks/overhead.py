@@ -1,90 +1,154 @@
 """What the records for `bireme why` cost a training that does not hang: CPU seconds with and without them.
 
-llm.py trains for some steps in two processes on gloo, in the root file system with torch 2.14, whose Flight
-Recorder records gloo. With the records each process has the recorder's 2,000 collectives, the handler that
-prints stacks, and the thread that waits to be asked. Runs alternate, and pairs of them are compared. Needs
-root and `hack/images/build.py rootfs torch-2.14`.
+llm.py trains in two processes on gloo, in the root file system with torch 2.14. That records the last 2,000
+collectives by itself. With the records for `bireme why` each process also has the handler that prints stacks
+and the thread that waits to be asked. With --recorder the recorder of the other training is off, so that the
+cost of torch's own is measured too.
 
-    PYTHONPATH=.:hack/images python benchmarks/overhead.py [--pairs 10] [--steps 150] [-o json]
+A training with the records and one without start together and take turns of one step, in the order with,
+without, without, with. So both see the same pace of the machine, and no start counts. A process tells after
+each step the CPU time that it has used. The ratio of a start is the median of its pairs of steps. What
+differs by chance between processes, such as the place of their memory, differs between starts. Needs root and
+`hack/images/build.py rootfs torch-2.14`.
+
+    PYTHONPATH=.:hack/images python benchmarks/overhead.py [--starts 16] [--pairs 150] [--recorder]
 """
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
+import math
+import statistics
 import subprocess
+import sys
 import tempfile
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
-from figures import CONSOLE, Spread, machine
+from figures import CONSOLE, machine
 from rich.progress import track
 from rootfs import ensure_rootfs, enter, load_rootfs
 
 from bireme_runtime.elastic.monitor import hang
-from tests.images.chroot_jobs import FOLDER, PATHS, SCRIPTS, torchrun
+from tests.images.chroot_jobs import FOLDER, PATHS, SCRIPTS
 
 IMAGE = load_rootfs("torch-2.14")
 RECORDS = "/tmp/records"
+PROCESSES, WARM_UP = 2, 20
+# Runs llm.py, which is not changed, and waits for its turn after each step.
+DRIVER = """
+import glob, sys, time
+import elastic, llm
+def waiter():
+    tasks = [each for each in glob.glob("/proc/self/task/*") if "bireme" in open(each + "/comm").read()]
+    return sum(int(open(each + "/schedstat").read().split()[0]) for each in tasks)
+done = elastic.Run.step_done
+def step_done(self, step, *rest, **named):
+    done(self, step, *rest, **named)
+    print("turn", time.process_time(), waiter(), flush=True)
+    sys.stdin.readline()
+elastic.Run.step_done = step_done
+elastic.execute(llm.main)
+"""
 
 
-def cpu_seconds(root: Path, steps: int, records: bool) -> float:
-    """The CPU time of one training, of all its processes."""
-    env = {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": "/srv",
-        "USE_LIBUV": "0",
-        **IMAGE.env,
-    }
-    env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    if records:
-        told = hang.environment(env, RECORDS)
-        env |= told | {"PYTHONPATH": f"/srv/{hang.SITE.relative_to(PATHS.root / 'runtime/src')}:/srv"}
-    else:
-        # Newer torch records by itself.
-        env |= {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
-    script = [
-        f"{SCRIPTS}/llm.py",
-        f"--checkpoints={FOLDER}/run",
-        f"--steps={steps}",
-        "--checkpoint-every=1000",
-    ]
-    command = ["sh", "-c", f'mkdir -p {RECORDS} && exec "$@"', "sh", *torchrun(2), *script]
-    with tempfile.TemporaryDirectory() as folder:
-        binds = {
-            PATHS.root / "images/torch": SCRIPTS, PATHS.root / "runtime/src": "/srv", Path(folder): FOLDER
+class Training:
+    """A training whose processes wait for their turn, with the records or without."""
+
+    def __init__(self, root: Path, folder: Path, records: bool, env: Mapping[str, str]) -> None:
+        port = 29400 + records
+        env = {
+            **IMAGE.env, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": f"{SCRIPTS}:/srv", "USE_LIBUV": "0",
+            "WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **env,
         }  # fmt: skip
-        process = subprocess.Popen(
-            enter(root, command, binds, env), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise click.ClickException(f"the training ended with {os.waitstatus_to_exitcode(status)}")
-    return usage.ru_utime + usage.ru_stime
+        if records:
+            site = f"/srv/{hang.SITE.relative_to(PATHS.root / 'runtime/src')}"
+            env = {**hang.environment(env, RECORDS), **env, "PYTHONPATH": f"{site}:{env['PYTHONPATH']}"}
+        run = ["python3", "-c", DRIVER, f"--checkpoints={FOLDER}/run", "--steps=1000000"]
+        command = ["sh", "-c", f'mkdir -p {RECORDS} && exec "$@"', "sh", *run, "--checkpoint-every=1000000"]
+        binds = {PATHS.root / "images/torch": SCRIPTS, PATHS.root / "runtime/src": "/srv", folder: FOLDER}
+        self._used = 0.0
+        # Nanoseconds of CPU of the threads that wait to be asked.
+        self.waiters = 0
+        self.processes = [
+            subprocess.Popen(
+                enter(root, command, binds, env | {"RANK": str(rank), "LOCAL_RANK": str(rank)}),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            )
+            for rank in range(PROCESSES)
+        ]  # fmt: skip
+
+    def turn(self) -> float:
+        """Make a step. Returns the CPU time of all processes for it."""
+        before, self._used, self.waiters = self._used, 0.0, 0
+        for process in self.processes if before else ():
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+        for process in self.processes:
+            assert process.stdout
+            told = (line.split() for line in process.stdout if line.startswith("turn "))
+            if not (line := next(told, None)):
+                raise click.ClickException(f"a training ended with {process.wait()}")
+            self._used += float(line[1])
+            self.waiters += int(line[2])
+        return self._used - before
+
+
+@contextlib.contextmanager
+def started(root: Path, off: Mapping[str, str]) -> Iterator[dict[bool, Training]]:
+    """A training with the records and one without, which have warmed up."""
+    with contextlib.ExitStack() as stack:
+        both = {}
+        for records in (True, False):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            both[records] = Training(root, folder, records, {} if records else off)
+            for process in both[records].processes:
+                stack.callback(process.wait)
+                stack.callback(process.kill)
+        for training in both.values():
+            for _ in range(WARM_UP):
+                training.turn()
+        yield both
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median lies with 95 % confidence, whatever the distribution, by the sign test."""
+    some, count = sorted(values), len(values)
+    below, chance = 0, 0.0
+    while (chance := chance + math.comb(count, below) / 2**count) <= 0.025:
+        below += 1
+    return some[max(0, below - 1)], some[count - max(1, below)]
 
 
 @click.command()
-@click.option("--pairs", type=click.IntRange(min=1), default=10, help="Runs with and without the records.")
-@click.option("--steps", type=click.IntRange(min=1), default=150, help="Steps of each run.")
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text")
-def main(pairs: int, steps: int, output: str) -> None:
-    """Compare pairs of trainings."""
+@click.option("--starts", type=click.IntRange(min=6), default=16, help="Starts of both trainings.")
+@click.option("--pairs", type=click.IntRange(min=1), default=150, help="Pairs of steps of each start.")
+@click.option("--recorder", is_flag=True, help="Compare with a recorder of torch that is off.")
+def main(starts: int, pairs: int, recorder: bool) -> None:
+    """Compare pairs of steps."""
     root = ensure_rootfs(IMAGE, PATHS.cache, CONSOLE)
-    bare: list[float] = []
-    recorded: list[float] = []
-    for number in track(range(pairs), "pairs", console=CONSOLE):
-        # The order alternates, because a machine changes its pace.
-        for records in (True, False) if number % 2 else (False, True):
-            (recorded if records else bare).append(cpu_seconds(root, steps, records))
-    ratio = Spread.of((with_them / without for with_them, without in zip(recorded, bare, strict=True)), 4)
-    if output == "json":
-        print(json.dumps({"machine": machine(), "steps": steps, "ratio": asdict(ratio), "bare": bare}))
-        return
+    ratios, pooled, bare, waited = [], [], [], []
+    for _ in track(range(starts), "starts", console=CONSOLE):
+        with started(root, {"TORCH_FR_BUFFER_SIZE": "0"} if recorder else {}) as trainings:
+            found, before = [], trainings[True].waiters
+            for number in range(pairs):
+                order = (False, True) if number % 2 else (True, False)
+                seconds = {records: trainings[records].turn() for records in order}
+                found.append(seconds[True] / seconds[False])
+                bare.append(seconds[False])
+        ratios.append(statistics.median(found))
+        pooled += found
+        waited.append(trainings[True].waiters - before)
+        print(f"{ratios[-1]:.4f}, {waited[-1]} ns", file=sys.stderr)
+    least, most = interval(pooled)
+    ratio, (low, high), each = statistics.median(ratios), interval(ratios), statistics.median(bare)
     print(machine())
-    print(f"{steps} steps of llm.py in two processes: {Spread.of(bare)} s of CPU without the records")
-    print(f"with them {ratio} times as many, in {pairs} pairs")
+    print(f"a step of llm.py in {PROCESSES} processes: {each * 1000:.1f} ms of CPU without the records")
+    print(f"with them {ratio:.4f} times as many (95 %: {low:.4f} to {high:.4f}), in {starts} starts")
+    print(f"the threads that wait to be asked: {sum(waited)} ns of CPU in all")
+    print(f"of all {len(pooled)} pairs: {statistics.median(pooled):.4f} ({least:.4f} to {most:.4f})")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def log_of(job: Make, name: str) -> Callable[[], str]:
     """Four workers of four ranks begin a script with a fault: what they have printed."""
     run = job(
         PET_NNODES="4:4", PET_NPROC_PER_NODE="4", BIREME_WARM_START="true",
-        BIREME_HANG_SECONDS="20", BIREME_FIRST_STEP_SECONDS="300",
+        BIREME_HANG_SECONDS="20", BIREME_FIRST_STEP_SECONDS="300", BIREME_GRACE_SECONDS="1",
     )  # fmt: skip
     (run.folder / "train.py").write_bytes(Path(__file__).with_name("faults.py").read_bytes())
     run.script = ["/mnt/train.py", name]
