@@ -192,8 +192,9 @@ def bucket(
 
 
 def on_kind(values: str, **more: Any) -> Values:
-    """A values file for kind, with further values."""
-    return merge(yaml.safe_load((ROOT / "values" / values).read_text()), more)
+    """A values file for kind, with further values, and without policies: nothing there holds pods to any."""
+    given = yaml.safe_load((ROOT / "values" / values).read_text())
+    return merge(given, {"networkPolicy": {"enabled": False}, **more})
 
 
 def test_the_jobs_of_paddle_on_aws_train(
