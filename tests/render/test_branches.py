@@ -21,6 +21,8 @@ from tests.support.fsx import DYNAMIC
 from tests.support.rendered import the
 
 POD = "spec template spec"
+STAGE = f"{POD} initContainers stage env"
+TRAINER = f"{POD} containers trainer env"
 TOLERATION = {"key": "team", "operator": "Exists"}
 KEPT = {"etcd": {"persistence": {"enabled": True}}}
 MPI = {"image": {"repository": "team/train", "tag": "1"}}
@@ -32,6 +34,8 @@ STAGED = {
     "shell": {"enabled": True},
     "tolerations": [TOLERATION],
 }
+BUCKET = STAGED | {"sources": [{"url": "s3://theirs/words"}]}
+REMOTE = {"url": "rclone://gcs/words", "rclone": {"secret": "remotes"}}
 ALERTS = {"enabled": True, "noStepSeconds": 0, "restartsPerHour": 0, "goodputUnder": 0}
 PORTS = [{"name": each.lower(), "containerPort": 5000, "protocol": each} for each in ("UDP", "TCP")]
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -74,8 +78,24 @@ ROWS: list[tuple[str, dict[str, Any], str, str, Any]] = [
         "dataset",
         STAGED,
         "Job",
-        f"{POD} initContainers stage env BIREME_SOURCE_0_BIREME_TOKEN valueFrom secretKeyRef key",
+        f"{STAGE} BIREME_SOURCE_0_BIREME_TOKEN valueFrom secretKeyRef key",
         "read",
+    ),
+    ("dataset", BUCKET | {"s3": {"anonymous": True}}, "Job", f"{STAGE} BIREME_S3_ANONYMOUS value", "true"),
+    (
+        "dataset",
+        BUCKET | {"s3": {"requesterPays": True}},
+        "Job",
+        f"{STAGE} BIREME_S3_REQUESTER_PAYS value",
+        "true",
+    ),
+    ("dataset", BUCKET | {"s3": {"region": ""}}, "Job", f"{STAGE} AWS_REGION", None),
+    (
+        "dataset",
+        STAGED | {"sources": [REMOTE], "image": {"repository": "team/rclone"}},
+        "Job",
+        f"{STAGE} BIREME_SOURCE_0_RCLONE_CONFIG value",
+        "/bireme/rclone/0/rclone.conf",
     ),
     ("fsx", DYNAMIC | {"keep": True}, "StorageClass", "metadata annotations helm.sh/resource-policy", "keep"),
     ("fsx", DYNAMIC | {"mountOptions": []}, "StorageClass", "mountOptions", None),
@@ -141,7 +161,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str, Any]] = [
         "torch-elastic",
         {"instance": {"accelerator": {"count": 8}}},
         "Job",
-        f"{POD} containers trainer env BIREME_PREFLIGHT_PAIRS value",
+        f"{TRAINER} BIREME_PREFLIGHT_PAIRS value",
         "true",
     ),
     (
@@ -151,8 +171,43 @@ ROWS: list[tuple[str, dict[str, Any], str, str, Any]] = [
         f"{POD} containers 0 resources",
         None,
     ),
+    (
+        "efs",
+        {"volumes": {"a": EFS | {"type": "csi", "encryptInTransit": False}}},
+        "PersistentVolume",
+        "spec csi volumeAttributes encryptInTransit",
+        "false",
+    ),
+    (
+        "torch-elastic",
+        {"recovery": {"warmStart": {"enabled": True, "modules": []}}},
+        "Job",
+        f"{TRAINER} BIREME_WARM_MODULES",
+        None,
+    ),
+    (
+        "torch-elastic",
+        {"recovery": {"snapshots": {"enabled": True, "flush": {"folder": "/ckpt"}}}},
+        "Job",
+        f"{TRAINER} BIREME_SNAPSHOT_FLUSH value",
+        "/ckpt",
+    ),
+    (
+        "torch-elastic",
+        {"rendezvous": {"join": "checkpoint"}},
+        "Job",
+        f"{TRAINER} BIREME_JOIN value",
+        "checkpoint",
+    ),
+    (
+        "torch-elastic",
+        {"launch": {"git": {"url": "https://example.com/a"}}},
+        "Job",
+        f"{POD} initContainers git name",
+        "git",
+    ),
     ("torch-elastic", NEAR, "Job", f"{POD} affinity podAffinity {PREFERRED} 0", WISH),
-    ("torch-elastic", {"env": {"LEVEL": ""}}, "Job", f"{POD} containers trainer env LEVEL value", ""),
+    ("torch-elastic", {"env": {"LEVEL": ""}}, "Job", f"{TRAINER} LEVEL value", ""),
     (
         "torch-elastic",
         {"pod": {"ports": PORTS}},
