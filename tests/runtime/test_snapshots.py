@@ -183,7 +183,10 @@ CHOICES = {
     "the claim is last": ({-1: of(1, 5, 0, 1), 2: of(1, 5, 1)}, NONE, (1, 5), {0: [-1], 1: [2, -1]}),
     "a newer round's": ({0: of(1, 9, 0, 1) + of(2, 6, 0, 1)}, NONE, (2, 6), TWO),
     "later steps of a world that others have left": (
-        {0: of(1, 9, 0, 1) + of(1, 5, 0, 1)}, plan.Plan(2, made=(1, 5)), (1, 5), TWO,
+        {0: of(1, 9, 0, 1) + of(1, 5, 0, 1)}, plan.Plan(2, ends={1: 5}), (1, 5), TWO,
+    ),
+    "the same after a newer world": (
+        {0: of(1, 9, 0, 1) + of(1, 5, 0, 1) + of(2, 6, 0)}, plan.Plan(3, ends={1: 5, 2: 6}), (1, 5), TWO,
     ),
     "what the round before did not find": ({0: of(1, 9, 0, 1)}, plan.Plan(2), None, {}),
     "another world": ({0: of(1, 9, 0, 1), 1: of(1, 9, 2, world=3)}, NONE, (1, 9), TWO),
@@ -417,11 +420,12 @@ def _has_ended(connection: socket.socket) -> bool:
 class Member:
     """One worker that makes snapshots, step by step, as Rank and its keeper do."""
 
-    def __init__(self, folder: Path, rank: int, world: int, token: int, made: tuple[int, int] | None) -> None:
+    def __init__(self, folder: Path, rank: int, world: int, token: int, ends: dict[int, int]) -> None:
+        made = max(ends.items(), default=None)
         env = {"BIREME_SNAPSHOTS": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
         self.folder = Folder(folder)
         keepers = [plan.Keeper("", 0, "")] * world
-        agreed = plan.Plan(token, rank, made, 0, {}, keepers, [1])
+        agreed = plan.Plan(token, rank, made, 0, {}, keepers, [1], ends=ends)
         agreed.settle(self.folder)
         self.token, self.rank = token, Rank({**env, fence.TOKEN: str(token)})
         # What it does next, the step that it is in, and parts without copies.
@@ -468,10 +472,10 @@ def simulate(seed: int, folder: Path) -> None:
     """Kill pods and processes at any moment, one at a time: at most one step is lost each time."""
     choose, world = random.Random(seed), random.Random(seed).randint(2, 4)
     folders = [folder / f"{rank}" for rank in range(world)]
-    made: tuple[int, int] | None = None
+    ends: dict[int, int] = {}
     for token in range(1, 6):
-        members = [Member(each, rank, world, token, made) for rank, each in enumerate(folders)]
-        for _ in range(choose.randint(4 if made is None else 0, 40)):
+        members = [Member(each, rank, world, token, ends) for rank, each in enumerate(folders)]
+        for _ in range(choose.randint(0 if ends else 4, 40)):
             one = choose.randrange(world)
             if members[one].uncopied and choose.random() < 0.5:
                 members[one].copy_to(members[(one + 1) % world], torn=choose.random() < 0.2)
@@ -486,9 +490,11 @@ def simulate(seed: int, folder: Path) -> None:
         if lost is not None:
             folders[lost] = folder / f"{token}-{lost}"
         held = {rank: list(Folder(each).parts()) for rank, each in enumerate(folders)}
-        found, _, _ = plan.newest(held, plan.Plan(token, made=made))
+        found, _, _ = plan.newest(held, plan.Plan(token, ends=ends))
         assert (found[1] if found else 0) >= ended - 1, f"seed {seed}: round {token} ended at {ended}: {held}"
-        made = found
+        ends = {each: ends[each] for each in ends if found and each < found[0]} | dict(
+            [found] if found else []
+        )
 
 
 @pytest.fixture

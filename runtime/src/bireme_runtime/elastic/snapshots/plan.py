@@ -19,6 +19,8 @@ from bireme_runtime.process.log import Say
 
 FOLDER, FLUSH, COPIES = "BIREME_SNAPSHOTS", "BIREME_SNAPSHOT_FLUSH", "BIREME_SNAPSHOT_COPIES"
 KEEPER, _PLAN, _KEY = "keeper", "plan", "bireme/snapshots/"
+# Parts of older worlds are gone by then.
+_ENDS = 8
 CLAIM = -1
 """The claim, among the places of a part, which are numbers of workers."""
 
@@ -39,6 +41,7 @@ class Plan:
 
     ``made`` is token and step of the snapshot that all go on from, None without one. Its ``parts`` parts have
     ``places``: workers, nearest first. Each worker sends copies to those that are ``shifts`` ranks further.
+    ``ends`` are the steps, by token, from which newer worlds went on: what comes after them counts no more.
     """
 
     token: int = 0
@@ -49,10 +52,11 @@ class Plan:
     keepers: Sequence[Keeper] = ()
     shifts: Sequence[int] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[int, int] = field(default_factory=dict)
 
     def allows(self, part: Part) -> bool:
-        """Whether this round may use a part: not what an old world made after the last common step."""
-        return part.token >= self.token or (self.made is not None and part.made <= self.made)
+        """Whether this round may use a part: not what an old world made after the others had left it."""
+        return part.token >= self.token or part.step <= self.ends.get(part.token, -1)
 
     @property
     def copy_to(self) -> list[Keeper]:
@@ -78,7 +82,8 @@ class Plan:
     def of(cls, record: dict[str, Any]) -> Plan:
         """The plan that JSON has told."""
         record["made"] = tuple(record["made"]) if record["made"] else None
-        record["places"] = {int(part): places for part, places in record["places"].items()}
+        for name in ("places", "ends"):
+            record[name] = {int(key): value for key, value in record[name].items()}
         record["keepers"] = [Keeper(**each) for each in record["keepers"]]
         return cls(**record)
 
@@ -118,7 +123,7 @@ def meet(store: Any, rank: int, size: int, env: Mapping[str, str], say: Say) -> 
     keeper, last = json.loads((folder.path / KEEPER).read_text()), Plan.read(folder.path)
     told = {
         "keeper": keeper,
-        "last": [last.token, last.made],
+        "last": [last.token, last.ends],
         "parts": [part.name for part in folder.parts()],
     }
     store.set(f"{_KEY}{rank}", json.dumps(told))
@@ -135,8 +140,11 @@ def _decide(everyone: Sequence[Mapping[str, Any]], env: Mapping[str, str], say: 
     }
     if env.get(FLUSH):
         held[CLAIM] = list(Folder(Path(env[FLUSH])).parts())
-    token, made = max((each["last"] for each in everyone), key=lambda each: int(each[0]))
-    found, parts, places = newest(held, Plan(token, made=tuple(made) if made else None))
+    token, known = max((each["last"] for each in everyone), key=lambda each: int(each[0]))
+    ends = {int(each): step for each, step in known.items()}
+    found, parts, places = newest(held, Plan(token, ends=ends))
+    ends = {each: step for each, step in ends.items() if found and each < found[0]}
+    ends.update([found] if found else ())
     keepers = [Keeper(**each["keeper"]) for each in everyone]
     apart = shifts([each.node for each in keepers], int(env.get(COPIES) or 1))
     if found:
@@ -145,7 +153,8 @@ def _decide(everyone: Sequence[Mapping[str, Any]], env: Mapping[str, str], say: 
         say(f"snapshots: the round goes on from step {found[1]}{how}")
     elif any(held.values()):
         say("snapshots: none has all its parts, so the script goes on from its own checkpoint")
-    return Plan(int(env[fence.TOKEN]), 0, found, parts, places, keepers, apart)
+    ends = {each: ends[each] for each in sorted(ends)[-_ENDS:]}
+    return Plan(int(env[fence.TOKEN]), 0, found, parts, places, keepers, apart, ends=ends)
 
 
 def from_env(env: Mapping[str, str] = os.environ) -> Plan:
