@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from bireme.check.duplicates import duplicates
+from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
 from bireme.core.labels import HOOK_ANNOTATION
 from bireme.core.manifests import Manifest
@@ -22,6 +23,8 @@ from bireme.plan.workloads import kind_of
 _ELSEWHERE = ("ClusterRole", "ConfigMap", "PersistentVolumeClaim", "Role", "Secret", "ServiceAccount")
 _NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 _CRD = "CustomResourceDefinition"
+# Groups whose pods kubeconform knows.
+_WITH_SCHEMA = ("", "apps", "batch")
 
 # Helm's moments and policies of hooks: https://helm.sh/docs/topics/charts_hooks/
 HOOKS = frozenset(
@@ -51,6 +54,11 @@ def object_findings(
         workload = kind_of(item)
         if problem := workload.name_problem(item) if workload else None:
             own.append(Finding("names", problem))
+        if workload and item.group not in _WITH_SCHEMA:
+            try:
+                expand(release, namespace, [item], {})
+            except BiremeError as error:
+                own.append(Finding("pods", str(error).removeprefix(f"{item.identity}: ")))
         if count[_key(item)] > 1:
             own.append(Finding("duplicates", "two objects have this name", "rename one"))
         if item.namespace and item.namespace not in spaces:
