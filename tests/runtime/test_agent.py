@@ -295,7 +295,6 @@ def last_alive(worker: Worker, world: int) -> float:
 def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
     start: Start, on_etcd: dict[str, str], proxy: Proxy, what: str
 ) -> None:
-    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=3"
     stays = start(TRAIN, **on_etcd)
     goes = start(WRITE_PIDS + TRAIN, **{**on_etcd, "PET_RDZV_ENDPOINT": proxy.endpoint})
     stays.file("first-2")
@@ -322,7 +321,7 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
 def test_while_a_process_saves_the_membership_is_kept(
     start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str
 ) -> None:
-    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=2"
+    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=5"
     script = f"""
 def save(*_):
     while not os.path.exists('go'):
@@ -337,7 +336,7 @@ time.sleep(600)
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     worker.process.send_signal(signal.SIGTERM)
     # Longer than the lease.
-    time.sleep(3.7)
+    time.sleep(7.5)
     assert client.range(f"{prefix}run/members/").keys
     (worker.folder / "go").touch()
     assert worker.end() == 143
