@@ -187,8 +187,10 @@ def test_a_run_that_had_finished_ends_although_etcd_is_older(
     server.start()
 
     def train(each: Pod) -> str:
+        deadline = time.monotonic() + 100
         try:
             while not each.agent.all_finished():
+                assert time.monotonic() < deadline, "it neither ends nor joins"
                 if each.agent.waiting():
                     each.agent.join()
                 time.sleep(0.05)

@@ -57,7 +57,7 @@ def test_the_simulation_finds_a_fence_that_is_too_late(monkeypatch: pytest.Monke
 
 
 def test_the_simulation_finds_a_success_before_all_have_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(View, "all_finished", lambda self: True)
+    monkeypatch.setattr(View, "all_finished", lambda self, told: True)
     assert "is a success, but" in what_breaks(100)
 
 

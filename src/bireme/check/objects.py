@@ -54,7 +54,7 @@ def object_findings(
         workload = kind_of(item)
         if problem := workload.name_problem(item) if workload else None:
             own.append(Finding("names", problem))
-        if workload and item.group not in _WITH_SCHEMA:
+        elif workload and item.group not in _WITH_SCHEMA:
             try:
                 expand(release, namespace, [item], {})
             except BiremeError as error:

@@ -244,9 +244,9 @@ class View:
         names = self.round.members if self.round else ()
         return next((id for id in names if (id in self.members if self.whole else id not in self.gone)), "")
 
-    def all_finished(self) -> bool:
-        """Whether every member of the latest round has finished it."""
-        return self.round is not None and self.finished.issuperset(self.round.members)
+    def all_finished(self, told: str = "") -> bool:
+        """Whether every member of the latest round has finished it; ``told`` has said so itself."""
+        return self.round is not None and self.finished.union([told]).issuperset(self.round.members)
 
     def after(self, previous: View) -> View:
         """This view, with the members that the previous one knew to have finished the same round."""
