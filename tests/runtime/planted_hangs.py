@@ -1,4 +1,4 @@
-"""What the analysis has to say of the scripts in with_torch/faults.py."""
+"""What the analysis must find in each script of with_torch/faults.py."""
 
 from __future__ import annotations
 

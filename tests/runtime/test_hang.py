@@ -312,8 +312,30 @@ def test_counters_of_this_machine_are_read() -> None:
 SMI = {"ends": "echo '0, 0'; echo '1, 2'", "hangs": "exec sleep 600"}
 
 
+def test_counters_that_do_not_answer_hold_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answers = list[float](), threading.Event()
+
+    def counters() -> Counter[str]:
+        asked.append(time.monotonic())
+        answers.wait(60)
+        return Counter()
+
+    monkeypatch.setattr(hang, "counters", counters)
+    monkeypatch.setattr("bireme_runtime.elastic.agent.observer._PUBLISH_SECONDS", 0.0)
+    observer = Observer(failures.Ledger(), progress.Progress(), "0", "node", Limits(), lambda _: None)
+    observer.starting({"round": 1, "rank": 0, "world": 1})
+    try:
+        for _ in range(5):
+            observer.tick()
+            time.sleep(0.06)
+        assert len(asked) == 1
+    finally:
+        answers.set()
+        observer.close()
+
+
 def signs(monkeypatch: pytest.MonkeyPatch, folder: Path, smi: str) -> dict[str, int]:
-    """What a worker tells against its node, whose counters rise and whose nvidia-smi does this."""
+    """The signs that a worker tells of a node whose counters rise and whose nvidia-smi is ``smi``."""
     numbers = iter([100, 103])
     monkeypatch.setattr(hang, "counters", lambda: Counter({"eth0 rx_dropped": next(numbers)}))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

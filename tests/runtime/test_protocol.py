@@ -702,6 +702,12 @@ def before_writing(member: Rendezvous, key: str, act: Callable[[], object]) -> N
     client.txn = late  # type: ignore[method-assign]
 
 
+def test_who_has_finished_counts_itself_where_its_view_lacks_that() -> None:
+    view = rules.View(round=rules.Round(1, ("a", "b")), finished=frozenset({"b"}))
+    assert view.all_finished("a")
+    assert not view.all_finished("b")
+
+
 def test_who_registers_while_a_round_is_proposed_is_in_it(make: Make) -> None:
     a, late = make(0), make(1)
     with ThreadPoolExecutor(1) as pool:

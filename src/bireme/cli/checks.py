@@ -111,11 +111,12 @@ def check(
         note(app.err, advice)
     if covered and trace:
         covered.write(trace)
-    for folder, one in covered.charts.items() if covered and branches else ():
-        if branches and 100 * one.branches < branches:
-            few = f"{one.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
-            advice = "add ci/*-values.yaml files for what did not run"
-            findings.append(Finding("coverage", few, advice, file=folder))
+    if covered and branches:
+        advice = "add ci/*-values.yaml files for what did not run"
+        for folder, one in covered.charts.items():
+            if 100 * one.branches < branches:
+                few = f"{one.branches:.1%} of the branches ran, and --branches asks for {branches:g} %"
+                findings.append(Finding("coverage", few, advice, file=folder))
     if suites:
         from bireme.check.helm_unittest import unittests
 

@@ -27,7 +27,7 @@ AGENT = os.environ.get("BIREME_TORCH_AGENT", "")
 # `make test` needs no root and leaves these out; `make test-torch` runs them.
 collect_ignore_glob = [] if ROOT else ["test_*.py"]
 if any("'2.6." in file.read_text() for file in Path(ROOT).glob("usr/lib/python3/*/torch/version.py")):
-    # Its Flight Recorder does not record gloo.
+    # The Flight Recorder of torch 2.6 does not record gloo.
     collect_ignore_glob.append("test_planted_hangs.py")
 
 

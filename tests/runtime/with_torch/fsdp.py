@@ -43,7 +43,7 @@ if step:
 note(event="start", rank=rank, world=world, step=step, pid=os.getpid())
 while step < steps:
     step += 1
-    # The order of data is that of the step and the rank.
+    # Step and rank alone decide the data.
     torch.manual_seed(1000 * step + rank)
     optimizer.zero_grad()
     llm.loss_of(model, torch.randint(llm.TOKENS, (4, 33))).backward()

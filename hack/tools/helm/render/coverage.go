@@ -326,7 +326,10 @@ func (made *coverage) functions() template.FuncMap {
 		},
 		"ternaryCovered": func(given, missing int, yes, no any, is bool) any {
 			either(is, given, missing)
-			return map[bool]any{true: yes, false: no}[is]
+			if is {
+				return yes
+			}
+			return no
 		},
 	}
 }

@@ -117,7 +117,7 @@ def alive(pids: Sequence[int]) -> list[int]:
 
 
 def told(pid: int, what: str) -> bytes:
-    """What a file of a process in /proc holds, such as environ or cmdline; empty when the process is gone."""
+    """The content of a process's file in /proc, such as environ. Empty when the process is gone."""
     try:
         return Path(f"/proc/{pid}/{what}").read_bytes()
     except OSError:

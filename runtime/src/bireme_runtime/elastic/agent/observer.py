@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from bireme_runtime.process.threads import in_thread
 
 Answer = TypeVar("Answer")
 
-# As Python begins to tell of an exception, and C++ of one that ends the process.
+# The first words of Python about an exception, and of C++ about one that ends the process.
 _BEGINS = (b"Traceback (most recent call last):", b"terminate called after throwing")
 _ENDS = b"  what():"
 # torch and others put the rank in front of each line.
@@ -145,6 +145,7 @@ class Observer:
         self._told: tuple[float, list[why.RankState]] = (-_RANKS_SECONDS, [])
         # When the node's counters were read, a minute before the last step or later, and what they were.
         self._counted: tuple[float, Counter[str]] = (-_COUNT_SECONDS, Counter())
+        self._counting: Future[None] | None = None
         # The highest steps of the run when this worker started.
         self._marks: progress.Marks | None = None
         self._told_in = self._asked_in = self._bad_in = 0
@@ -257,8 +258,10 @@ class Observer:
         if now >= self._next_publish:
             self._next_publish = now + max(_PUBLISH_SECONDS, pause)
             self.publish()
-            if max(self._progress.since, self._progress.last) > self._counted[0] + _COUNT_SECONDS:
-                in_thread(self._count)
+            is_due = max(self._progress.since, self._progress.last) > self._counted[0] + _COUNT_SECONDS
+            # A device that does not answer holds one thread, not one more each time.
+            if is_due and (self._counting is None or self._counting.done()):
+                self._counting = in_thread(self._count)
             # Here, so that /metrics answers also when etcd does not.
             self.starts.excluded = self._ask(self._ledger.excluded, self.starts.excluded)
         self._settle_shards(wait=True)

@@ -78,7 +78,7 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
 
 
 def held(pid: int) -> list[str]:
-    """In place of the calls of a process that runs nothing: it is stopped, or waits in the kernel."""
+    """Why a process runs nothing, in place of its calls: it is stopped, or waits in the kernel."""
     found = _HELD.search(_status(pid))
     return [f"state {found[1]}"] if found else []
 

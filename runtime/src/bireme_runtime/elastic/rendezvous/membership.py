@@ -357,7 +357,7 @@ class Rendezvous:
             elif registration.member.id != view.first():
                 self._finishing.log(f"the others to finish, of whom {view.first()} keeps count")
             elif view.whole and view.all_finished(registration.member.id):
-                # Its view may lack that in data of etcd that are older by as much as it has written since.
+                # Its view may lack its own mark, where etcd lost as many revisions as were written since.
                 return self._succeed(world)
             else:
                 self._finishing.log(f"{world.size - len(view.finished)} members to finish")

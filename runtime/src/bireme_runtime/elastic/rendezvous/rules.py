@@ -244,7 +244,7 @@ class View:
         names = self.round.members if self.round else ()
         return next((id for id in names if (id in self.members if self.whole else id not in self.gone)), "")
 
-    def all_finished(self, told: str = "") -> bool:
+    def all_finished(self, told: str) -> bool:
         """Whether every member of the latest round has finished it; ``told`` has said so itself."""
         return self.round is not None and self.finished.union([told]).issuperset(self.round.members)
 

@@ -19,7 +19,7 @@ from bireme_runtime.process.log import Say
 
 FOLDER, FLUSH, COPIES = "BIREME_SNAPSHOTS", "BIREME_SNAPSHOT_FLUSH", "BIREME_SNAPSHOT_COPIES"
 KEEPER, _PLAN, _KEY = "keeper", "plan", "bireme/snapshots/"
-# Parts of older worlds are gone by then.
+# Ends of older worlds are forgotten, and their parts count no more.
 _ENDS = 8
 CLAIM = -1
 """The claim, among the places of a part, which are numbers of workers."""
@@ -143,8 +143,8 @@ def _decide(everyone: Sequence[Mapping[str, Any]], env: Mapping[str, str], say: 
     token, known = max((each["last"] for each in everyone), key=lambda each: int(each[0]))
     ends = {int(each): step for each, step in known.items()}
     found, parts, places = newest(held, Plan(token, ends=ends))
-    ends = {each: step for each, step in ends.items() if found and each < found[0]}
-    ends.update([found] if found else ())
+    older = [(each, step) for each, step in sorted(ends.items()) if found and each < found[0]]
+    ends = dict([*older, found][-_ENDS:]) if found else {}
     keepers = [Keeper(**each["keeper"]) for each in everyone]
     apart = shifts([each.node for each in keepers], int(env.get(COPIES) or 1))
     if found:
@@ -153,7 +153,6 @@ def _decide(everyone: Sequence[Mapping[str, Any]], env: Mapping[str, str], say: 
         say(f"snapshots: the round goes on from step {found[1]}{how}")
     elif any(held.values()):
         say("snapshots: none has all its parts, so the script goes on from its own checkpoint")
-    ends = {each: ends[each] for each in sorted(ends)[-_ENDS:]}
     return Plan(int(env[fence.TOKEN]), 0, found, parts, places, keepers, apart, ends=ends)
 
 
