@@ -172,3 +172,13 @@ def test_a_home_that_cannot_be_written_names_the_variables_for_other_folders(
     monkeypatch.setenv("BIREME_CACHE", str(tmp_path / "cache"))
     with pytest.raises(BiremeError, match="BIREME_CACHE and BIREME_STATE name folders for the cache"):
         run.invoke(cli, ["plan", str(paths.charts / "torch-elastic")], catch_exceptions=False)
+
+
+def test_a_home_in_which_nothing_can_be_made_names_them_too(
+    run: CliRunner, paths: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("BIREME_CACHE", "BIREME_STATE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc")
+    with pytest.raises(BiremeError, match=r"^/proc/.*BIREME_CACHE and BIREME_STATE name folders"):
+        run.invoke(cli, ["plan", str(paths.charts / "torch-elastic")], catch_exceptions=False)

@@ -331,7 +331,10 @@ class _Group(click.Group):
         except OSError as error:
             name = str(error.filename or "a file")[:200]
             elsewhere = ""
-            if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            # A folder that cannot be made has many errors: /proc says that it does not exist.
+            paths = Workbench().paths
+            ours = any(folder.is_relative_to(name) for folder in (paths.cache, paths.state))
+            if ours or isinstance(error, PermissionError) or error.errno == errno.EROFS:
                 elsewhere = " (BIREME_CACHE and BIREME_STATE name folders for the cache and for clusters)"
             raise BiremeError(f"{name}: {error.strerror or error}{elsewhere}") from error
 
