@@ -72,15 +72,16 @@ class KindCluster(FakeNodes):
         return super().add_nodes(node_type, count)
 
     def load_image(self, *images: str) -> None:
-        """Put images of the engine onto every node. Raises BiremeError for one that is not there.
+        """Put images of the engine onto every node that takes pods. Raises BiremeError for a missing one.
 
         Each is written once into a host directory that all nodes have, and imported by all at the same time.
         """
+        takers = [each["metadata"]["name"] for each in self._real_nodes() if _takes_pods(each)]
         for image in images:
             identity = self.engine.image_id(image)
             if identity is None:
                 raise BiremeError(f"the engine has no image {image}: build or pull it first")
-            nodes = [node for node in self.containers() if not self._has_image(node, image, identity)]
+            nodes = [node for node in takers if not self._has_image(node, image, identity)]
             if nodes:
                 archive = self._archive(image, identity)
                 self.api.each(partial(self._import, archive), nodes)
@@ -143,7 +144,7 @@ class KindCluster(FakeNodes):
         """Taint a control plane that takes no pods; kind leaves it untainted when it has no workers."""
         taint = {"key": CONTROL_PLANE_TAINT, "effect": "NoSchedule"}
         for node in self._real_nodes():
-            if NODE_TYPE_LABEL not in node["metadata"]["labels"]:
+            if not _takes_pods(node):
                 self.api.patch(f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"taints": [taint]}})
 
     def _make_volumes(self) -> None:
@@ -281,6 +282,10 @@ def _network_script(node: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]])
     nat = f"{'ip6tables' if is_ipv6 else 'iptables'} -t nat"
     lines.append(f"{nat} -C {outside} 2>/dev/null || {nat} -A {outside}")
     return "\n".join(["mkdir -p /etc/cni/net.d", *lines])
+
+
+def _takes_pods(node: Mapping[str, Any]) -> bool:
+    return NODE_TYPE_LABEL in node["metadata"]["labels"]
 
 
 def _address(node: Mapping[str, Any]) -> str:
