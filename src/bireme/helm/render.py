@@ -234,7 +234,7 @@ class Renderer:
             return None
         with self._lock:
             process = self._idle.pop() if self._idle else None
-        process = process or RenderProcess(binary, self._environment() | {"GOGC": "200"})
+        process = process or RenderProcess(binary, self._environment() | {"GOGC": "400"})
         try:
             made = process.answer(request.values, covers=covers, **request.asked())
         except NoAnswer:
