@@ -1,7 +1,8 @@
-"""Exported JobSets and TrainJobs under their controllers have the pods of their chart."""
+"""Exported JobSets, TrainJobs and PyTorchJobs under their controllers have the pods of their chart."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping
@@ -19,12 +20,14 @@ from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
-from tests.support.managers import JOBSET, TRAINER
+from tests.support.managers import JOBSET, TRAINER, TRAINING_OPERATOR
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.embedded, pytest.mark.whole]
 
 WORKERS = 3
+# What tells a worker its place, by kind.
+INDEXES = {"PyTorchJob": "training.kubeflow.org/replica-index"}
 INDEX = "batch.kubernetes.io/job-completion-index"
 # A cluster of three nodes, each of which one worker fills.
 NODES = {"p4d.24xlarge": WORKERS}
@@ -39,6 +42,7 @@ VALUES: Mapping[str, Any] = {
 PATHS = {
     "JobSet": "apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets",
     "TrainJob": "apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainjobs",
+    "PyTorchJob": "apis/kubeflow.org/v1/namespaces/default/pytorchjobs",
     "TrainingRuntime": "apis/trainer.kubeflow.org/v1alpha1/namespaces/default/trainingruntimes",
     "ConfigMap": "api/v1/namespaces/default/configmaps",
     "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/default/networkpolicies",
@@ -55,7 +59,9 @@ def controlled(
     with owned(paths, "embedded", name):
         cluster = provider.up(name, NODES)
         try:
-            with JOBSET.running(cluster, toolbox), TRAINER.running(cluster, toolbox):
+            with contextlib.ExitStack() as stack:
+                for each in (JOBSET, TRAINER, TRAINING_OPERATOR):
+                    stack.enter_context(each.running(cluster, toolbox))
                 yield cluster
         finally:
             provider.down(name)
@@ -67,11 +73,11 @@ def items(cluster: EmbeddedCluster, path: str) -> list[dict[str, Any]]:
 
 
 def variables(pod: Mapping[str, Any]) -> dict[str, Any]:
-    [trainer] = [each for each in pod["spec"]["containers"] if each["name"] in ("trainer", "node")]
+    [trainer] = [each for each in pod["spec"]["containers"] if each["name"] in ("trainer", "node", "pytorch")]
     return {each["name"]: each.get("value", each.get("valueFrom")) for each in trainer["env"]}
 
 
-@pytest.mark.parametrize("kind", ["JobSet", "TrainJob"])
+@pytest.mark.parametrize("kind", ["JobSet", "TrainJob", "PyTorchJob"])
 def test_an_exported_job_runs_with_the_topology_of_its_chart(
     kind: str,
     controlled: EmbeddedCluster,
@@ -94,8 +100,8 @@ def test_an_exported_job_runs_with_the_topology_of_its_chart(
         what=f"the pods of the {kind}",
     )
 
-    pods = items(controlled, "pods")
-    assert {int(each["metadata"]["labels"][INDEX]) for each in pods} == {each.rank for each in planned.pods}
+    pods, index = items(controlled, "pods"), INDEXES.get(kind, INDEX)
+    assert {int(each["metadata"]["labels"][index]) for each in pods} == {each.rank for each in planned.pods}
     assert len({each["spec"]["nodeName"] for each in pods}) == WORKERS
     for pod in pods:
         [asked] = [each["resources"]["limits"] for each in pod["spec"]["containers"] if "resources" in each]
@@ -105,7 +111,7 @@ def test_an_exported_job_runs_with_the_topology_of_its_chart(
         assert "JOB_COMPLETION_INDEX" in env
     # Worker 0 has the name at which all look for the rendezvous.
     host = {variables(each)["PET_RDZV_ENDPOINT"].partition(":")[0] for each in pods}
-    [first] = [each for each in pods if each["metadata"]["labels"][INDEX] == "0"]
+    [first] = [each for each in pods if each["metadata"]["labels"][index] == "0"]
     named = names(first, items(controlled, "services"))
     assert host <= named, named
 

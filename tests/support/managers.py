@@ -1,10 +1,10 @@
-"""The controllers of JobSets and TrainJobs beside a control plane, with their webhooks."""
+"""The controllers of JobSets, TrainJobs and PyTorchJobs beside a control plane, with their webhooks."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ class Manager:
     plurals: tuple[str, ...]
     webhooks: str
     names: Mapping[str, str]
-    config: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """What its file of settings has; without any it is told by flags."""
+    flags: tuple[str, ...] = ()
 
     @contextlib.contextmanager
     def running(self, cluster: Cluster, toolbox: Toolbox) -> Iterator[programs.Program]:
@@ -66,11 +68,13 @@ class Manager:
                 "leaderElection": {"leaderElect": False},
             }
             (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+            ports = [f"--webhook-server-port={webhook}", f"--health-probe-bind-address=127.0.0.1:{health}"]
+            flags = [*self.flags, *ports] if self.flags else [f"--config={folder / 'config.yaml'}"]
             _IN_THE_IMAGE.parent.mkdir(parents=True, exist_ok=True)
             _IN_THE_IMAGE.touch()
             # The webhook server reads its certificate below the folder for temporary files.
             environment = {"KUBECONFIG": str(cluster.kubeconfig), "TMPDIR": str(folder)}
-            program = programs.start(folder, binary, [f"--config={folder / 'config.yaml'}"], environment)
+            program = programs.start(folder, binary, flags, environment)
         try:
             secret = f"{self.namespace}/secrets/{self.secret}"
             mount_certificate(cluster, program, secret, folder / "k8s-webhook-server/serving-certs")
@@ -108,4 +112,15 @@ TRAINER = Manager(
         "ValidatingWebhookConfiguration": "validator.trainer.kubeflow.org",
     },
     {"apiVersion": "config.trainer.kubeflow.org/v1alpha1"},
+)
+TRAINING_OPERATOR = Manager(
+    "training-operator",
+    "kubeflow",
+    "training-operator",
+    "training-operator-webhook-cert",
+    "manifests/base/crds",
+    ("pytorchjobs",),
+    "manifests/base/webhook/manifests.yaml",
+    {"ValidatingWebhookConfiguration": "validator.training-operator.kubeflow.org"},
+    flags=("--enable-scheme=pytorchjob", "--metrics-bind-address=0"),
 )

@@ -196,10 +196,9 @@ def _pytorch_job(job: Object) -> tuple[list[Object], Sequence[str]]:
     trainer = next(each for each in pod["containers"] if each["name"] == "pytorch")
     env = {each["name"]: each.get("value", "") for each in trainer["env"]}
     low, _, high = env["PET_NNODES"].partition(":")
-    processes = env.get("PET_NPROC_PER_NODE", "")
     policy = {"minReplicas": int(low), "maxReplicas": int(high or low), "rdzvBackend": "c10d"}
     policy |= {"rdzvPort": int(env["PET_RDZV_ENDPOINT"].rpartition(":")[2]), "rdzvId": metadata["name"]}
-    policy |= {"nProcPerNode": int(processes)} if processes.isdigit() else {}
+    processes = {"nprocPerNode": env["PET_NPROC_PER_NODE"]} if env.get("PET_NPROC_PER_NODE") else {}
     index = {"fieldRef": {"fieldPath": "metadata.labels['training.kubeflow.org/replica-index']"}}
     kept = [each for each in trainer["env"] if each["name"] not in _POLICY]
     trainer["env"] = [{"name": "JOB_COMPLETION_INDEX", "valueFrom": index}, *kept]
@@ -207,12 +206,12 @@ def _pytorch_job(job: Object) -> tuple[list[Object], Sequence[str]]:
     run = {key: spec[key] for key in limits if spec.get(key) is not None}
     run |= {"backoffLimit": spec["backoffLimitPerIndex"], "cleanPodPolicy": "Running"}
     worker = {"replicas": spec["completions"], "restartPolicy": "OnFailure", "template": template}
-    made = {"runPolicy": run, "elasticPolicy": policy, "pytorchReplicaSpecs": {"Worker": worker}}
+    made = {**processes, "runPolicy": run, "elasticPolicy": policy, "pytorchReplicaSpecs": {"Worker": worker}}
     about = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": metadata}
-    said = (
-        "podFailurePolicy: a PyTorchJob has none, so drains count as failures, and no exit code ends the job"
-    )
-    return [{**about, "spec": made}], [said]
+    return [{**about, "spec": made}], [
+        "podFailurePolicy: a PyTorchJob has none, so no exit code ends the job",
+        "recovery.backoffLimitPerIndex: backoffLimit counts the restarts of all workers together",
+    ]
 
 
 _MAKERS = {"TrainJob": _train_job, "JobSet": _jobset, "PyTorchJob": _pytorch_job}
