@@ -38,7 +38,7 @@ def test_markdown_has_a_row_for_each_finding() -> None:
 
 def test_the_text_says_so_when_nothing_is_wrong() -> None:
     assert WRITERS["text"]([]) == "✓ nothing found"
-    assert WRITERS["text"]([NOTE]).splitlines()[:2] == ["✓ nothing found", f"? {NOTE.sentence}"]
+    assert WRITERS["text"]([NOTE]).splitlines()[:2] == ["✓ no error and no warning", f"? {NOTE.sentence}"]
 
 
 def test_json_gives_every_finding_back() -> None:

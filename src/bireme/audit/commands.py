@@ -20,14 +20,13 @@ _SHELLS = ("bash", "sh", "dash", "zsh")
 _OTHERS = {"python": "python", "python3": "python", "sleep": "sleep", "sshd": "sshd"}
 # What stands before a program; a launcher's name elsewhere, as in `pip install deepspeed`, is none.
 _BEFORE = re.compile(r"|[;&|\n]+|exec|time|then|do|else|-m|.*=.*|\d+|.*\.sh")
-_WITHOUT_VALUE = (
-    "standalone",
-    "no-python",
-    "m",
-    "module",
-    "allow-run-as-root",
-    "oversubscribe",
-    "tag-output",
+# Options that the word after them is no value of: torchrun's, mpirun's, accelerate's, deepspeed's.
+_WITHOUT_VALUE = re.compile(
+    "standalone|no-python|m|module|run-path|use-env|"
+    "allow-run-as-root|(no)?oversubscribe|use-hwthread-cpus|nolocal|noprefix|pernode|bynode|byslot|q|quiet|v|verbose|"
+    "(tag|timestamp)-output|report-bindings|display-(map|allocation)|l|prepend-rank|g?envall|"
+    "multi-gpu|cpu|tpu|mps|ipex|use-(xpu|deepspeed|fsdp|megatron-lm)|same-network|debug|"
+    "no-ssh(-check)?|no-local-rank|force-multi|bind-cores-to-rank"
 )
 _ASSIGNMENT = re.compile(
     r"^[ \t]*(export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]*)", re.MULTILINE
@@ -102,7 +101,7 @@ def options_of(parts: Sequence[str]) -> Iterator[tuple[str, str, int]]:
         name, equals, value = parts[at].lstrip("-").partition("=")
         name, following = name.replace("_", "-"), parts[at + 1] if at + 1 < len(parts) else "-"
         words = 1
-        if not equals and name not in _WITHOUT_VALUE and not re.match(r"[-;&|\n]", following):
-            value, words = following, (3 if name.endswith("mca") else 2)
+        if not equals and not _WITHOUT_VALUE.fullmatch(name) and not re.match(r"[-;&|\n]", following):
+            value, words = following, (3 if name.endswith(("mca", "env")) else 2)
         yield name, value, words
         at += words

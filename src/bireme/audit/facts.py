@@ -285,7 +285,8 @@ def _size(volume: Mapping[str, Any]) -> int:
 
 
 def _image(image: str) -> Facts:
-    if not image or "$" in image or "{" in image or "<" in image:
+    # The name of an image has no capitals, so IMAGE_URL is to be filled in.
+    if not image or re.search(r"[${<]|^[^@:]*[A-Z]", image):
         return {}
     name, _, digest = image.partition("@")
     tag = name.rpartition("/")[2].partition(":")[2]
@@ -330,7 +331,9 @@ def _variable(
     value, at = env[name], names.index(name) if name in names else -1
     is_like = name not in known and name.partition("_")[0] in {each.partition("_")[0] for each in known}
     close = difflib.get_close_matches(name, known, 1, 0.92) if is_like else []
-    referred = re.findall(r"(?<!\$)\$\(([A-Za-z_]\w*)\)", value) if at >= 0 and not has_more else []
+    # What mpirun exports by -x is another value than that of the entry.
+    own = _text(entries[at].get("value")) if at >= 0 and not has_more else ""
+    referred = re.findall(r"(?<!\$)\$\(([A-Za-z_]\w*)\)", own)
     return {
         "name": name,
         "value": value,
@@ -361,6 +364,6 @@ def _unknown(value: Any, path: str, fields: Mapping[str, Sequence[str]]) -> Iter
     if isinstance(value, Mapping):
         for key, each in value.items():
             if key not in fields.get(path, (key,)):
-                yield key
+                yield f"{path}.{key}".partition(".")[2]
             if any(listed.startswith(f"{path}.{key}") for listed in fields):
                 yield from _unknown(each, f"{path}.{key}", fields)

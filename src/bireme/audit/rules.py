@@ -47,6 +47,10 @@ class _Sentence(string.Formatter):
         except LookupError:
             return "none", field_name
 
+    def vformat(self, format_string: str, args: Any, kwargs: Any) -> str:
+        said = super().vformat(format_string, args, kwargs)
+        return re.sub(r"(?<![\w.])1 (GPU|EFA interface|node|pod|worker|slot|process)e?s\b", r"1 \1", said)
+
     def format_field(self, value: Any, spec: str) -> str:
         return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 

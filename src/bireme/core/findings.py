@@ -54,7 +54,8 @@ _NOTHING = "✓ nothing found"
 
 
 def _text(findings: Sequence[Finding]) -> str:
-    nothing = [] if any(each.is_wrong for each in findings) else [_NOTHING]
+    kept = "✓ no error and no warning" if findings else _NOTHING
+    nothing = [] if any(each.is_wrong for each in findings) else [kept]
     return "\n".join([*nothing, *(f"{_MARKS[each.severity]} {each}" for each in findings)])
 
 
