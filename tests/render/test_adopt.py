@@ -83,7 +83,11 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
     assert adopted.chart == case["chart"]
     assert list(differing(adopted.values, case["values"])) == []
     said = {each.field: (each.outcome, each.why) for each in adopted.outcomes}
-    for outcome, expected in ((BETTER, case.get("better", {})), (LOST, case.get("lost", {}))):
+    for outcome, expected in (
+        (EQUAL, case.get("equal", {})),
+        (BETTER, case.get("better", {})),
+        (LOST, case.get("lost", {})),
+    ):
         for ending, word in expected.items():
             found = [each for field, each in said.items() if field.endswith(ending)]
             assert found, ending
@@ -96,6 +100,14 @@ def test_a_job_becomes_values_and_every_other_field_is_named(
 
 REFUSED = [
     ("the-first-mpijob", "gpusPerNode: 8", "", r"say it as spec\.gpusPerNode"),
+    ("pytorchjob", "image: team/vision:1.4", "image: IMAGE_URL", "^IMAGE_URL is no image: fill it in"),
+    ("trainjob", "image: a/b:1\n", "\n", "it names no image, so give its runtime too"),
+    (
+        "volcano-with-parameter-servers",
+        "command: [python, server.py]",
+        "env: [{name: TRAINING_ROLE, value: PSERVER}]",
+        "has pods that are pservers",
+    ),
     ("python-in-a-pytorchjob", "command: [python3, -u", "args: [-u", "names no command"),
     ("paddlejob-of-kubeflow", "command: [python]", "command: 7", "command has another type than"),
     ("volcano-with-mpirun", "hello --fast;", "hello --fast; sleep 9", "starts other pods"),
@@ -136,7 +148,11 @@ PROGRAMS = [
         "",
         ["--dynamo", "a.py"],
     ),
+    (["accelerate", "launch", "--multi_gpu", "a.py"], "accelerate", "", ["a.py"]),
     (["deepspeed", "--hostfile", "/h", "a.py"], "deepspeed", "", ["a.py"]),
+    (["deepspeed", "--no_ssh", "a.py"], "deepspeed", "", ["a.py"]),
+    (["mpirun", "-np", "4", "-q", "hello", "-t", "x"], "mpirun", "", ["-q", "hello", "-t", "x"]),
+    (["mpiexec", "-genv", "A", "1", "-n", "4", "hello"], "mpirun", "", ["-genv", "A", "1", "hello"]),
     (["python", "-u", "a.py"], "python", "", ["a.py"]),
     ([], "", "", []),
 ]
@@ -230,6 +246,16 @@ def test_the_values_go_to_a_file_that_plans_the_same_job(job: Path, tmp_path: Pa
     assert workloads["Job"] == 2
 
 
+def test_without_a_file_the_command_names_one_and_each_field_is_a_line(job: Path) -> None:
+    job.write_text(job.read_text().replace("owner: vision}", 'owner: vision}, annotations: {a: "1\\n2"}'))
+    fields, values = adopt(job).stdout.split("What -o values.yaml writes:\n")
+    first, *lines = fields.strip().splitlines()
+    assert first.endswith("-f p4d.24xlarge -f values.yaml")
+    assert [each for each in lines if not each.startswith(("  equal: ", "  better: ", "  not "))] == []
+    assert '  equal: metadata.annotations.a: "1\\n2"' in lines
+    assert yaml.safe_load(values)["workers"] == 2
+
+
 def test_what_the_manifest_does_not_say_is_asked_for_and_given_by_options(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(CASES["trainjob"]["manifest"])
@@ -242,6 +268,13 @@ def test_what_the_manifest_does_not_say_is_asked_for_and_given_by_options(tmp_pa
         "p5.48xlarge",
         1000,
     )
+
+
+def test_what_an_option_says_instead_is_not_lost(job: Path) -> None:
+    given = ("--set", "image.repository=team/other,image.tag=v2", "--set", "args={other.py}", "-o", "json")
+    [told] = json.loads(adopt(job, *given).stdout)["jobs"]
+    said = {each["why"] for each in told["outcomes"] if re.search(r"\.(image|args)$", each["field"])}
+    assert said == {"an option says it instead"}
 
 
 def test_placeholders_are_filled_in_or_asked_for(tmp_path: Path) -> None:

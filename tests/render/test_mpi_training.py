@@ -188,6 +188,18 @@ def test_root_has_only_the_capabilities_that_sshd_needs(render: Callable[..., Re
     )
 
 
+def test_a_null_takes_a_key_of_the_workers_security_context_from_the_launcher(
+    render: Callable[..., Render],
+) -> None:
+    own = {"privileged": None, "allowPrivilegeEscalation": None, "capabilities": {"drop": None}}
+    mpi = {"orchestrator": "MPIJob", "launcher": {"securityContext": own}}
+    security = {"privileged": True, "allowPrivilegeEscalation": True, "readOnlyRootFilesystem": False}
+    rendered = render("mpi-training", values={"mpi": mpi, "securityContext": security})
+    assert container(rendered)["securityContext"]["privileged"] is True
+    launcher = container(rendered, "launcher")["securityContext"]
+    assert launcher == {"readOnlyRootFilesystem": False, "capabilities": {}}
+
+
 def test_an_existing_secret_with_an_ssh_key_is_mounted(render: Callable[..., Render]) -> None:
     rendered = render("mpi-training", sets=["mpi.ssh.existingSecret=mine"])
     assert not [item for item in rendered.manifests if item.kind == "Secret"]

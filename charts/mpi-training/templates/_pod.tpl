@@ -89,8 +89,8 @@ training.container).
 
 {{/*
 Makes a copy of the values those of the launcher. What `mpi.launcher` names is its own: maps over those of the job, the
-rest in their place. The workers stage data, because they read it, and have the further containers, devices and ports.
-Prints nothing.
+rest in their place. A null takes away a key of the workers' security context. The workers stage data, because they
+read it, and have the further containers, devices and ports. Prints nothing.
 Arguments: values (the copy).
 */}}
 {{- define "mpi-training.launcherValues" -}}
@@ -104,6 +104,9 @@ Arguments: values (the copy).
 {{- if $own.image.repository }}{{ $_ := set $v.image "digest" "" }}{{ end }}
 {{- range $key := list "env" "image" "podLabels" "podAnnotations" "securityContext" }}
 {{- $_ := set $v $key (mergeOverwrite (index $v $key) (index $own $key)) }}
+{{- end }}
+{{- range $holder := list $v.securityContext (default dict $v.securityContext.capabilities) }}
+{{- range $key, $value := $holder }}{{ if kindIs "invalid" $value }}{{ $_ := unset $holder $key }}{{ end }}{{ end }}
 {{- end }}
 {{- range $key := list "extraVolumes" "extraVolumeMounts" "hostNetwork" }}
 {{- if not (kindIs "invalid" (index $own $key)) }}{{ $_ := set $v.pod $key (index $own $key) }}{{ end }}

@@ -198,6 +198,8 @@ def _train_job(document: Document, others: Sequence[Document]) -> Form:
     inner, inside = within(told, "template", "spec"), ("spec", "template", "spec")
     for key in {*inner} - {"replicatedJobs"}:
         made.put(("spec", key), inner[key], (*inside, key), 1)
+    if "podGroupPolicy" in told:
+        made.put(("spec", "podGroupPolicy"), told["podGroupPolicy"], ("spec", "podGroupPolicy"), 1)
     for key in ("suspend", "activeDeadlineSeconds", *(["runtimeRef"] if runtime else [])):
         if key in spec:
             made.put(("spec", key), spec[key], ("spec", key))

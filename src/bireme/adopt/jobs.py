@@ -16,7 +16,7 @@ from bireme.adopt.parts import Part, leaves, parts_of
 from bireme.adopt.pods import accelerators_of, at, carry, pod_values, pruned, put, side_values
 from bireme.adopt.programs import Program, program_of
 from bireme.adopt.tables import Row, row_of, table
-from bireme.audit.documents import Document, spelled, within
+from bireme.audit.documents import Document, mappings, spelled, within
 from bireme.audit.facts import Pods, pods_of
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
@@ -33,7 +33,12 @@ from bireme.schemas.problems import refusals, shortened
 EQUAL, BETTER, LOST = "equal", "better", "not carried over"
 _ELASTIC, _MPI, _PADDLE = "torch-elastic", "mpi-training", "paddle"
 _SERVERS = ("ps", "pserver")
-_COMMAND = ("container.command", "container.args")
+_IMAGE, _COMMAND = "container.image", ("container.command", "container.args")
+_CONTAINERS = ("containers", "initContainers")
+# What options say of parts that have no row.
+_GIVEN = {_IMAGE: "image.repository"} | dict.fromkeys(_COMMAND, "args")
+# Why a fact of the plans is another one, but for the number of pods.
+_UNEQUAL = {"nnodes": "it is the number of workers", "np": "it is the number of workers times slots"}
 WORKERS = ("worker", "trainer")
 """What the charts call the pods that train."""
 
@@ -85,10 +90,10 @@ class Adopter:
         values = job.values(read_file(self.charts / job.chart / "values.yaml"), self.instances)
         request = RenderRequest(self.charts / job.chart, merge(values, dict(self.given)), name)
         if not at(request.values, "image.repository"):
-            raise BiremeError(
-                "its image is not told: give the runtime of a TrainJob too, fill it in with --env-file, "
-                "or say it by --set image.…"
-            )
+            image = next((part.given for part in parts_of(job.main.template) if part.key == _IMAGE), "")
+            there = f"{image} is no image" if image else "it names no image"
+            there += ", so give its runtime too" if document.kind == "TrainJob" and not image else ""
+            raise BiremeError(f"{there}: fill it in, or say --set image.repository=NAME,image.tag=TAG")
         if not (request.values.get("args") or at(request.values, "launch.command") or job.is_check):
             raise BiremeError(
                 "it names no command: give the one that its image runs, as --set args={train.py}"
@@ -99,7 +104,7 @@ class Adopter:
         ours = next(each for each in planned if each.kind in ("Job", "MPIJob") and each.role in WORKERS)
         kept = [each for each in planned if each is ours or each.role == "pserver"]
         made = [each for one in kept for each in rendered if (each.kind, each.name) == (one.kind, one.name)]
-        outcomes = (*job.plans(ours), *job.outcomes(made, request.values, refused))
+        outcomes = (*job.plans(ours, refused), *job.outcomes(made, request.values, refused, self.given))
         namespace, asks = str(metadata.get("namespace") or "default"), tuple(job.asks(request.values))
         return Adopted(job.chart, name, namespace, pruned(request.values), outcomes, asks)
 
@@ -117,8 +122,11 @@ class _Job:
         told = {part.key: part.value for part in parts}
         ours = [chart for name, chart in table("ours").items() if f"container.env.{name}" in told]
         self.chart = [*ours, table("charts")[self.document.kind]][0]
-        if told.get("container.env.TRAINING_ROLE") == "PSERVER":
-            raise BiremeError("its pods are pservers: they come with the job of the trainers")
+        if "PSERVER" in (part.value for part in parts if part.key == "container.env.TRAINING_ROLE"):
+            raise BiremeError(
+                "it has pods that are pservers: adopt the job of the trainers alone, or move both by "
+                "docs/coming-from.md"
+            )
         launchers = [each for each in self.groups if each.role == "Launcher"]
         self.servers = [
             each for each in self.groups if each.role.lower() in _SERVERS and self.chart == _PADDLE
@@ -137,7 +145,9 @@ class _Job:
             raise BiremeError("its mpirun starts other pods: docs/coming-from.md says how to move it")
         if self.kind == "StatefulSet" and self.program.launcher != "torchrun" and "torchrun" not in started:
             raise BiremeError("it starts no training: apply it as before")
-        counts = [each.count for each in training if _sort(each) == _sort(self.main)]
+        # The master of a PyTorchJob is a rank, whatever it runs.
+        is_one = self.kind == "PyTorchJob"
+        counts = [each.count for each in training if is_one or _sort(each) == _sort(self.main)]
         if None in counts:
             raise BiremeError("the number of its pods is not told: fill it in with --env-file")
         self.workers = sum(each or 0 for each in counts)
@@ -193,7 +203,8 @@ class _Job:
             for each in self.servers:
                 put(values, "paddle.pservers", side_values("pservers", each.template, pods, defaults))
         else:
-            values |= {"args": [*program.options, *program.words], "launch": {"setup": program.setup}}
+            launch = {"setup": program.setup} if program.setup else {}
+            values |= {"args": [*program.options, *program.words], "launch": launch}
             if program.launcher not in ("torchrun", "python"):
                 values["launch"]["launcher"] = program.launcher
         bounds = self.theirs if self.theirs and self.theirs.replicas == self.workers else None
@@ -220,22 +231,24 @@ class _Job:
             yield "the type of its nodes, which gives memory, CPU and EFA: -f p4d.24xlarge"
         user = at(values, "podSecurityContext.runAsUser")
         if user is None and not any(".runAs" in part.key for part in parts):
-            yield "a user, so its image's runs, often root: --set podSecurityContext.runAsUser=1000"
+            yield "a user, so it is that of the image, often root: --set podSecurityContext.runAsUser=1000"
 
-    def plans(self, ours: WorkloadPlan) -> Iterator[Outcome]:
+    def plans(self, ours: WorkloadPlan, refused: Sequence[str]) -> Iterator[Outcome]:
         """Pods, ranks and processes of both jobs, and the options of the launcher that the chart sets."""
         own_pods = [each.count or 0 for each in self.groups if each not in self.servers]
         total, owned = sum(own_pods), self.program.owned
         theirs = self.theirs or replace(ours.sized(total, total), pods=(), replicas=total)
         own, made = (each.pods[-1].processes if each.pods else None for each in (theirs, ours))
-        ranks = [each.rank for each in theirs.pods]
-        unranked = "pods of an Indexed Job have ranks and names" if set(ranks) == {None} else ""
+        ranks, our_ranks = (
+            [each.rank for each in workload.pods if each.rank is not None] for workload in (theirs, ours)
+        )
+        unranked = "" if ranks else "pods of an Indexed Job have ranks and names"
         nodes = [int(each) for each in owned.get("nnodes", "").split(":") if each.isdigit()]
         bounds = [theirs.min_replicas, theirs.max_replicas]
         counts = {option: int(value) for option, value in owned.items() if value.isdigit()}
         facts: Mapping[str, tuple[Any, Any, str]] = {
             "pods": (theirs.replicas, ours.replicas - ours.spares, ""),
-            "ranks": (ranks, [each.rank for each in ours.pods], unranked),
+            "ranks": (ranks or (theirs.pods and "none"), our_ranks, unranked),
             "bounds": (nodes if len(nodes) > 1 else bounds, [ours.min_replicas, ours.max_replicas], ""),
             "nnodes": (nodes if len(nodes) == 1 else None, [self.workers], ""),
             "processes": (counts.pop("nproc-per-node", own), made, ""),
@@ -249,7 +262,8 @@ class _Job:
         for name, (one, other, why) in {**facts, **rest}.items():
             if one:
                 outcome = EQUAL if one == other else BETTER if why else LOST
-                lost = "only pods that train alike are moved, with their number"
+                said = [each for each in refused if name == "processes" and "processesPerWorker" in each]
+                lost = [*said, _UNEQUAL.get(name, "pods that run another program are not moved")][0]
                 yield Outcome(name, outcome, one, other, {EQUAL: "", BETTER: why, LOST: lost}[outcome])
         if self.chart == _PADDLE and self.program.options:
             yield Outcome(
@@ -257,12 +271,19 @@ class _Job:
             )
 
     def outcomes(
-        self, made: Sequence[Manifest], values: Mapping[str, Any], refused: Sequence[str]
+        self,
+        made: Sequence[Manifest],
+        values: Mapping[str, Any],
+        refused: Sequence[str],
+        options: Mapping[str, Any],
     ) -> Iterator[Outcome]:
         """The outcome of each part of the job, then of what its form leaves out. They hold all leaves."""
         told: set[tuple[str, str]] = set()
         for part, row, there, otherwise in self._compared(made, values):
             if origin := self.form.origin(part.place):
+                path = _GIVEN.get(part.key, row.value if row else "")
+                if path and at(options, path) is not None:
+                    row = Row("", why="an option says it instead")
                 found = _outcome(part, *origin, row, there, refused, otherwise)
                 # Two templates may be made of one.
                 if (found.field, found.outcome) not in told:
@@ -285,13 +306,19 @@ class _Job:
         }
         for pods in self.groups:
             found = parts_of(roles.get(pods.role, own[0]).template)
-            alike = _sort(pods) in (_sort(self.main), _sort(self.leader)) or pods in self.servers
+            is_own = pods in (self.main, self.leader, *self.servers)
+            containers = [each for key in _CONTAINERS for each in mappings(pods.spec.get(key))]
+            mounted = [
+                mount.get("name") for each in containers for mount in mappings(each.get("volumeMounts"))
+            ]
             for part in parts_of(pods.template):
                 row = row_of(part.key)
+                if part.key.startswith("spec.volumes.") and part.given.get("name") not in mounted:
+                    row = Row("", why="no container mounts it")
                 of_job = row is not None and row.how in ("plan", "whole")
                 there = _carried(values, row, part) if of_job else self._found(part, found, pods)
                 part = replace(part, place=(*pods.place, *part.place))
-                yield part, row, there, "" if alike else "all workers are alike here"
+                yield part, row, there, "" if is_own else "all workers are alike here"
 
     def _found(self, part: Part, ours: Sequence[Part], pods: Pods) -> Any:
         """What our pods say of the same thing."""
@@ -305,7 +332,8 @@ class _Job:
         keys = [part.key, part.key.replace("spec.containers.", "spec.initContainers.")]
         keys += [each.key for each in ours if "spec.volumes." in each.key and "spec.volumes." in part.key]
         found = [each.value for each in ours if each.key in keys]
-        return next((part.value for each in found if _holds(each, part.value)), [*found, None][0])
+        other = None if "spec.volumes." in part.key else [*found, None][0]
+        return next((part.value for each in found if _holds(each, part.value)), other)
 
 
 def _is_below(part: Part, fields: Sequence[str]) -> bool:
@@ -342,10 +370,15 @@ def _taken_out(values: Values, sentence: str) -> bool:
     path = "pod.extraEnv" if path == "env" and not words & {*within(values, "env")} else path
     *way, last = re.findall(r"[^.\[\]]+", path.split(" ")[0]) or [""]
     holder: Any = values
+    around: Any = None
     for key in way:
         is_index = isinstance(holder, list) and key.isdigit()
-        holder = holder[int(key)] if is_index else within({"": holder}, "").get(key)
+        around, holder = holder, holder[int(key)] if is_index else within({"": holder}, "").get(key)
     there = holder.get(last) if isinstance(holder, dict) else None
+    if there is None and holder and isinstance(around, list):
+        # An item without what it needs goes as a whole.
+        around.remove(holder)
+        return True
     if there in (None, {}, []) or path.startswith(("workers", "args", "image")):
         return False
     is_whole = path.startswith("mpi.launcher.") and isinstance(there, dict) and not words & {*there}
@@ -385,10 +418,20 @@ def _outcome(
     otherwise: str = "",
 ) -> Outcome:
     name = part.key.rpartition(".")[2]
-    if ours == part.value or part.given in ({}, [], None):
+    if ours == part.value or (part.given in ({}, [], None) and not (row and row.lost)):
         return Outcome(field, EQUAL, given)
     if row and row.why:
         return Outcome(field, BETTER, given, ours, row.why)
-    said = next((each for each in refused if name in each.split()), otherwise)
+    texts = [each.value for each in leaves(part.given) if isinstance(each.value, str) and len(each.value) > 3]
+    said = next(
+        (
+            each
+            for each in refused
+            if name in each.split()
+            or (row and row.value and each.strip("`").startswith(row.value))
+            or any(text in each for text in texts)
+        ),
+        otherwise,
+    )
     why = (row.lost if row else "") or said or "no value of the chart says it"
     return Outcome(field, LOST, given, ours, why)

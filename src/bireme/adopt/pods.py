@@ -34,7 +34,7 @@ def at(values: Mapping[str, Any], path: str) -> Any:
 
 def carry(values: Values, row: Row | None, part: Part) -> None:
     """Put what ``part`` gives where ``row`` says."""
-    if row is None or not row.value:
+    if row is None or not row.value or row.how == "seen":
         return
     is_plain = row.how == "set" and part.key.startswith("container.env.")
     path, given, there = row.value, part.value if is_plain else part.given, at(values, row.value)
@@ -165,6 +165,10 @@ def side_values(
     )
     differing = [key for key in role["over"] if flat.get(key) != theirs.get(key)]
     kept: Values = {key: flat[key] for key in (*role["own"], *differing) if key in flat}
+    # What only the workers have is taken away: Multus skips an empty annotation.
+    for key, gone in (("podAnnotations", ""), ("securityContext", None)):
+        if key in differing:
+            kept[key] = dict.fromkeys(theirs.get(key) or (), gone) | (flat.get(key) or {})
     if "resources" in kept:
         kept["resources"] = exactly(at(defaults, f"{role['at']}.resources"), kept["resources"])
     return kept

@@ -19,7 +19,7 @@ class Row:
 
     field: str
     value: str = ""
-    how: Literal["set", "map", "list", "name", "env", "whole", "plan"] = "set"
+    how: Literal["set", "map", "list", "name", "env", "whole", "plan", "seen"] = "set"
     why: str = ""
     lost: str = ""
     also: Mapping[str, Any] = defaulted(default_factory=dict)

@@ -303,7 +303,8 @@ def adopt(
         click.echo(json.dumps(told, indent=2))
         sys.exit(code)
     for job in adopted:
-        file = Path(output) if len(adopted) == 1 else Path(output) / f"{job.release}.yaml"
+        aim = output if output != "text" else "values.yaml" if len(adopted) == 1 else "values"
+        file = Path(aim) if len(adopted) == 1 else Path(aim) / f"{job.release}.yaml"
         text = yaml.dump(job.values, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=110)
         if output != "text":
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -312,12 +313,20 @@ def adopt(
         placed = f"-n {job.namespace} {f'-f {type_} ' if type_ else ''}-f {file}"
         click.echo(f"bireme install {job.chart} {job.release} {placed}")
         for each in job.outcomes:
-            ours = "" if each.outcome == "equal" or each.ours is None else f" → {each.ours}"
-            click.echo(f"  {each.outcome}: {each.field}: {each.theirs}{ours}{each.why and f' ({each.why})'}")
+            ours = "" if each.outcome == "equal" or each.ours is None else f" → {_shown(each.ours)}"
+            why = each.why and f" ({each.why})"
+            click.echo(f"  {each.outcome}: {each.field}: {_shown(each.theirs)}{ours}{why}")
+        text = f"\nWhat -o {aim} writes{'' if aim == str(file) else f' to {file}'}:\n{text}"
         click.echo("".join(f"  not said: {ask}\n" for ask in job.asks) + (text if output == "text" else ""))
     for sentence in (*beside, *failed):
         click.echo(sentence, err=sentence in failed)
     sys.exit(code)
+
+
+def _shown(value: Any) -> str:
+    """A value of a manifest on one line."""
+    is_plain = isinstance(value, str) and "\n" not in value
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 @cli.command()
