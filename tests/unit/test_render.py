@@ -179,6 +179,22 @@ def test_concurrent_renderers_leave_one_complete_result(
     assert json.loads(files[0].read_text())["manifests"]
 
 
+def test_a_large_object_that_renders_have_in_common_is_on_the_disk_once(
+    make_chart: MakeChart, counting: CountingToolbox, own_paths: Paths
+) -> None:
+    large = 'apiVersion: v1\nkind: ConfigMap\nmetadata: {name: code}\ndata: {code: {{ repeat 9000 "x" }}}\n'
+    chart = make_chart("web", templates={"c.yaml": CONFIG, "large.yaml": large})
+    requests = [RenderRequest(chart, {"text": text}) for text in "abcdef"]
+    made = Renderer(counting, own_paths).render_many(requests)
+    assert Renderer(counting, own_paths).render_many(requests) == made
+    files = [file for file in own_paths.cache.rglob("*.json") if "xxx" in file.read_text()]
+    assert (len(files), counting.runs) == (1, 6)
+    files[0].unlink()
+    assert Renderer(counting, own_paths).render_many(requests) == made
+    assert counting.runs > 6
+    assert files[0].is_file()
+
+
 def test_render_many_keeps_the_order_and_renders_equal_requests_once(
     make_chart: MakeChart, counting: CountingToolbox, own_paths: Paths
 ) -> None:

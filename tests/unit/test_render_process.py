@@ -57,6 +57,8 @@ def same(in_process: Renderer, commands: Renderer, request: RenderRequest) -> tu
     assert not commands.render_binary
     here, there = said(in_process, request), said(commands, request)
     assert here == there
+    # What the first answer has left in the process changes nothing.
+    assert said(in_process, request) == there
     return here
 
 
@@ -73,6 +75,7 @@ def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, fi
     same(in_process, commands, RenderRequest(file.parents[1], read_file(file)))
 
 
+HOOK = "---\napiVersion: v1\nkind: Pod\nmetadata: {name: last, annotations: {helm.sh/hook: test}}\n"
 ABSENT = [{"name": "absent", "version": "1.0.0", "repository": "oci://no"}]
 OF_EACH_KIND = SEEN + "  values: {{ .Values | toJson | quote }}\n"
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
@@ -120,6 +123,61 @@ def test_each_fault_of_a_chart_has_the_same_sentence(
 ) -> None:
     chart = make_chart("web", templates={"fault.yaml": template})
     same(in_process, commands, RenderRequest(chart))
+
+
+KINDS = ("Job", "Widget", "ConfigMap", "Namespace", "Gadget", "Service", "Widget", "Job", "Secret", "Pod")
+OBJECT = "apiVersion: v1\nkind: {kind}\nmetadata: {{name: {name}, annotations: {{{notes}}}}}\n"
+
+
+def test_objects_and_hooks_of_many_files_come_in_the_order_of_helm(
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart
+) -> None:
+    templates = {"NOTES.txt": "none", "_one.tpl": "", "empty.yaml": "\n \n", "twice.yaml": "---\n---  \n"}
+    for number, notes in enumerate(("", "helm.sh/hook: test", "helm.sh/hook: nothing", "a: b", "")):
+        objects = (OBJECT.format(kind=kind, name=f"n{at}", notes=notes) for at, kind in enumerate(KINDS))
+        templates[f"{number}.yaml"] = "---\n".join(objects) + " \n" * number
+    text, _ = same(in_process, commands, RenderRequest(make_chart("web", templates=templates)))
+    assert text.count("kind: Widget") == 8
+
+
+def test_conditions_aliases_and_schemas_of_dependencies_count_alike(
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart
+) -> None:
+    web = make_chart(
+        "web",
+        templates={"config.yaml": OF_EACH_KIND},
+        dependencies=[
+            {"name": "disk", "version": "0.1.0", "alias": "first", "condition": "first.enabled"},
+            {"name": "disk", "version": "0.1.0", "condition": "disk.enabled", "import-values": ["data"]},
+        ],
+    )
+    disk = make_chart(
+        "disk",
+        values={"size": 1, "exports": {"data": {"imported": True}}},
+        templates={"disk.yaml": SEEN.replace("name:", "name: disk-") + "  v: {{ .Values | toJson | quote }}"},
+        schema={"properties": {"size": {"type": "integer"}}},
+    )
+    (web / "charts").mkdir()
+    disk.rename(web / "charts" / "disk")
+    chosen: list[Mapping[str, Any]] = [
+        {"first": {"enabled": True, "size": 2}},
+        {"first": {"enabled": False}, "disk": {"enabled": True, "size": 3}},
+        {"first": {"size": "large"}},
+        {"disk": 1},
+        {"disk": None},
+    ]
+    for values in [*chosen, *chosen]:
+        same(in_process, commands, RenderRequest(web, values))
+
+
+def test_a_large_object_that_a_process_has_told_before_is_whole(
+    in_process: Renderer, commands: Renderer, make_chart: MakeChart
+) -> None:
+    large = OF_EACH_KIND + '  text: {{ repeat 9000 "é\\n" | quote }}\n'
+    chart = make_chart("web", templates={"large.yaml": large, "large-hook.yaml": large + HOOK})
+    for release in ("one", "other", "one"):
+        text, _ = same(in_process, commands, RenderRequest(chart, release=release))
+        assert text.count("\\n") == 18_000
 
 
 @pytest.mark.parametrize(

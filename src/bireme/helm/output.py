@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -19,7 +20,13 @@ def parse(text: str) -> tuple[Manifest, ...]:
 
     Raises BiremeError when a document is not an object or not YAML.
     """
-    return tuple(Manifest(content, source) for source, content in split(text))
+    return tuple(each for document in _DOCUMENT.split(text) for each in _frozen(document))
+
+
+@lru_cache(maxsize=512)
+def _frozen(document: str) -> tuple[Manifest, ...]:
+    """The objects of one document. Renders of a chart with other values have most documents in common."""
+    return tuple(Manifest(content, source) for source, content in _objects(document))
 
 
 def split(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -27,16 +34,19 @@ def split(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
     An item of a ConfigMapList or the like takes its kind from the list, as in kubectl and Helm.
     """
-    for document in _DOCUMENT.split(text):
-        found = _SOURCE.search(document)
-        source = found.group(1).strip() if found else ""
-        content = parse_yaml(document, source or "the rendered text")
-        kind, items = str((content or {}).get("kind") or ""), (content or {}).get("items")
-        if kind.endswith("List") and isinstance(items, list):
-            given = {} if kind == "List" else {"apiVersion": content.get("apiVersion"), "kind": kind[:-4]}
-            yield from ((source, given | item) for item in items if isinstance(item, dict))
-        elif content:
-            yield source, content
+    return (each for document in _DOCUMENT.split(text) for each in _objects(document))
+
+
+def _objects(document: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    found = _SOURCE.search(document)
+    source = found.group(1).strip() if found else ""
+    content = parse_yaml(document, source or "the rendered text")
+    kind, items = str((content or {}).get("kind") or ""), (content or {}).get("items")
+    if kind.endswith("List") and isinstance(items, list):
+        given = {} if kind == "List" else {"apiVersion": content.get("apiVersion"), "kind": kind[:-4]}
+        yield from ((source, given | item) for item in items if isinstance(item, dict))
+    elif content:
+        yield source, content
 
 
 # --- errors ---

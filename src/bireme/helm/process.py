@@ -34,6 +34,7 @@ class RenderProcess:
         assert process.stdout is not None
         self.pid = process.pid
         self._questions, self._answers = process.stdin, process.stdout
+        self._told: list[str] = []
         weakref.finalize(self, _end, process)
 
     def answer(self, values: Mapping[str, Any], **asked: Any) -> Mapping[str, Any]:
@@ -50,11 +51,18 @@ class RenderProcess:
                 file.flush()
                 self._questions.write(json.dumps({"file": file.name, **asked}) + "\n")
                 self._questions.flush()
-                made: Mapping[str, Any] = json.loads(self._answers.readline())
+                made = json.loads(self._answers.readline())
         # The last line of a process that was killed may lack its end.
         except (OSError, ValueError):
             raise NoAnswer from None
-        return made
+        made["text"] += "".join(map(self._part, made.pop("parts", ())))
+        return dict(made)
+
+    def _part(self, told: Any) -> str:
+        """A part of an answer: text, a number and its text, or the number of a text that it has told."""
+        if isinstance(told, list):
+            self._told.append(told[1])
+        return told if isinstance(told, str) else self._told[told[0] if isinstance(told, list) else told]
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -33,7 +33,8 @@ from bireme.helm.values import ChartValues, SetFlags, printing_chart, printing_c
 from bireme.helm.yaml import as_json, json_number
 from bireme.tools import Toolbox
 
-_FORMAT = 2
+_FORMAT = 3
+_LARGE = 4096
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,9 @@ class Renderer:
         self._folder = paths.cache / "renders"
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
+        # Large objects that were read from the disk, by key, and those that were written, by identity.
+        self._read: dict[str, Manifest] = {}
+        self._written: dict[int, tuple[Manifest, str]] = {}
         self._trees: dict[Path, str] = {}
         self._idle: list[RenderProcess] = []
         # Helm writes nothing there for a render, and finds nothing.
@@ -338,7 +342,7 @@ class Renderer:
             kept = json.loads(self._file(key).read_bytes())
             if "raw" in kept:
                 return RenderError(sentences(kept["raw"]), kept["raw"])
-            return tuple(Manifest(entry["object"], entry["source"]) for entry in kept["manifests"])
+            return tuple(map(self._loaded, kept["manifests"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None  # not there, or half-written by an older version: render again
 
@@ -347,11 +351,34 @@ class Renderer:
         if isinstance(result, RenderError):
             kept = {"raw": result.raw}
         else:
-            kept = {"manifests": [{"source": item.source, "object": item.thaw()} for item in result]}
+            kept = {"manifests": [self._entry(item) for item in result]}
+        self._write(key, json.dumps(kept))
+
+    def _entry(self, item: Manifest) -> dict[str, Any] | str:
+        """An object on the disk: itself, or the key of a file, which renders that have it in common share."""
+        if id(item) in self._written:
+            return self._written[id(item)][1]
+        entry = {"source": item.source, "object": item.thaw()}
+        text = json.dumps(entry)
+        if len(text) < _LARGE:
+            return entry
+        key = hashlib.sha256(text.encode()).hexdigest()
+        self._write(key, text)
+        self._written[id(item)] = item, key
+        return key
+
+    def _loaded(self, entry: dict[str, Any] | str) -> Manifest:
+        if not isinstance(entry, str):
+            return Manifest(entry["object"], entry["source"])
+        if entry not in self._read:
+            self._read[entry] = self._loaded(json.loads(self._file(entry).read_bytes()))
+        return self._read[entry]
+
+    def _write(self, key: str, text: str) -> None:
         file = self._file(key)
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".part", delete=False) as part:
-            part.write(json.dumps(kept))
+            part.write(text)
         Path(part.name).replace(file)
 
 

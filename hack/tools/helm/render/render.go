@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -17,7 +18,6 @@ import (
 	"helm.sh/helm/v4/pkg/action"
 	"helm.sh/helm/v4/pkg/chart"
 	"helm.sh/helm/v4/pkg/chart/common"
-	"helm.sh/helm/v4/pkg/chart/loader"
 	"helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/cli"
 	"helm.sh/helm/v4/pkg/cli/values"
@@ -33,16 +33,19 @@ type request struct {
 
 type answer struct {
 	Text  string     `json:"text"`
+	Parts []any      `json:"parts,omitempty"`
 	Error string     `json:"error,omitempty"`
 	Arms  []*arm     `json:"arms,omitempty"`
 	Reads [][]string `json:"reads,omitempty"`
 }
 
+// said is what Helm says of charts, as on its standard error.
+var said bytes.Buffer
+
 func main() {
 	asked := json.NewDecoder(bufio.NewReader(os.Stdin))
 	answers := json.NewEncoder(os.Stdout)
 	answers.SetEscapeHTML(false)
-	var said bytes.Buffer // by Helm, of charts, as on its standard error
 	slog.SetDefault(slog.New(slog.NewTextHandler(&said, nil)))
 	times := regexp.MustCompile(`(?m)^time=\S+ `)
 	for {
@@ -55,7 +58,11 @@ func main() {
 		}
 		var made answer
 		said.Reset()
-		err := next.render(&made)
+		err := next.render(&made, !next.Covers)
+		if errors.Is(err, errSlow) {
+			said.Reset()
+			err = next.render(&made, false)
+		}
 		if err != nil {
 			made.Error = times.ReplaceAllString(said.String(), "") + "Error: " + err.Error() + "\n"
 		}
@@ -65,8 +72,11 @@ func main() {
 	}
 }
 
+// errSlow says that a quick render was none.
+var errSlow = errors.New("not quick")
+
 // render answers a request with Helm's output, and with what ran for it if that is asked.
-func (asked request) render(made *answer) error {
+func (asked request) render(made *answer, quickly bool) error {
 	configuration := action.NewConfiguration()
 	client := action.NewInstall(configuration)
 	if asked.KubeVersion != "" {
@@ -88,7 +98,7 @@ func (asked request) render(made *answer) error {
 	if err != nil {
 		return err
 	}
-	loaded, err := loader.Load(asked.Chart)
+	loaded, err := load(asked.Chart)
 	if err != nil {
 		return err
 	}
@@ -105,7 +115,16 @@ func (asked request) render(made *answer) error {
 	if err := action.CheckDependencies(loaded, described.MetaDependencies()); err != nil {
 		return fmt.Errorf("an error occurred while checking for chart dependencies. You may need to run 'helm dependency build' to fetch missing dependencies: %w", err)
 	}
-	if one, is := loaded.(*v2.Chart); is && asked.Covers {
+	one, is := loaded.(*v2.Chart)
+	if quickly && is {
+		parts, done := asked.quick(one, merged, client.KubeVersion)
+		if !done {
+			return errSlow
+		}
+		made.Parts = tell(parts)
+		return nil
+	}
+	if is && asked.Covers {
 		covered := cover(one)
 		configuration.CustomTemplateFuncs = covered.functions()
 		defer func() { made.Arms, made.Reads = covered.arms, covered.paths() }()
