@@ -45,6 +45,7 @@ _SECONDS = 60
 _HOME = "meta.helm.sh/release-namespace"
 _MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", _HOME)
 _KEEP = "helm.sh/resource-policy"
+_OR_NONE = "--ignore-not-found"
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ class Upgrades:
             return UpgradeVerdict(str(chart), called, file, refusal=str(error))
         home, api = release.namespace, self._cluster.api
         there = by_identity(release.manifests, home)
-        before = dict(zip(there, api.each(lambda item: self._live(item, home), there.values()), strict=True))
+        before = self._live(there, home)
         refusal = rollback = ""
         try:
             made = self._releases.install(chart, _RELEASE, home, values, _SECONDS)
@@ -269,15 +270,23 @@ class Upgrades:
             # Unlike a render here, Helm's own has looked up what is on the cluster.
             wanted = by_identity(made.manifests, home)
 
+        both = {key: item for key, item in wanted.items() if key in there}
+        after = {} if refusal else self._live(both, home)
+
         def compared(key: Identity) -> ObjectVerdict:
             item = wanted[key]
+            # One that has been gone since, such as a Job with a time to live, is made again.
+            if key not in before:
+                return ObjectVerdict(item.identity, "added")
+            if not refusal and key not in after:
+                return ObjectVerdict(item.identity, "removed")
             try:
-                new = self._tried(item, home, before[key]) if refusal else self._live(item, home)
+                new = self._tried(item, home, before[key]) if refusal else after[key]
             except BiremeError as error:
                 return ObjectVerdict(item.identity, "refused", str(error))
             return _compared(item, before[key], new)
 
-        objects = api.each(compared, [key for key in wanted if key in there])
+        objects = api.each(compared, both)
         objects += [ObjectVerdict(wanted[key].identity, "added") for key in wanted.keys() - there.keys()]
         objects += [_removed(there[key]) for key in there.keys() - wanted.keys()]
         for item in rendered:
@@ -292,10 +301,16 @@ class Upgrades:
         diffs = object_diffs(there.values(), wanted.values(), home)
         return UpgradeVerdict(str(chart), called, file, ordered, refusal, rollback, diffs=diffs)
 
-    def _live(self, item: Manifest, namespace: str) -> dict[str, Any]:
-        live = self._asked("get", item.thaw(), item.namespace or namespace)
-        [found] = live.get("items", [live])
-        return without_state(found)
+    def _live(self, items: Mapping[Identity, Manifest], home: str) -> dict[Identity, dict[str, Any]]:
+        """Those that the API server has, by one kubectl for each namespace."""
+        found: dict[Identity, dict[str, Any]] = {}
+        for space in {item.namespace or home for item in items.values()}:
+            own = [item.thaw() for item in items.values() if (item.namespace or home) == space]
+            live = self._asked("get", {"kind": "List", "apiVersion": "v1", "items": own}, space, _OR_NONE)
+            for each in live.get("items", [live]):
+                about = each["metadata"]
+                found[each["kind"], about.get("namespace", space), about["name"]] = without_state(each)
+        return found
 
     def _tried(self, item: Manifest, namespace: str, before: Mapping[str, Any]) -> dict[str, Any]:
         """What the API server would make of the new object. Raises BiremeError with its own words."""
@@ -313,7 +328,7 @@ class Upgrades:
         done = subprocess.run(command, input=json.dumps(item), capture_output=True, text=True, check=False)
         if done.returncode:
             raise BiremeError(" ".join(done.stderr.split()))
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(done.stdout or '{"items": []}')
         return found
 
 
