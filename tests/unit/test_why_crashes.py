@@ -62,10 +62,13 @@ def test_the_pod_that_failed_first_is_named_and_those_that_lost_it_come_after(
     assert cause.remedy
 
 
-def test_the_line_of_a_bug_is_told() -> None:
-    cause = crash([ended(2, 5, 1, TRACEBACK + "KeyError: 'weight'")])
+@pytest.mark.parametrize(
+    "after", ["", "\nrank 2 on node-2 failed in round 3 (exit code 1): KeyError: 'weight'; 5 failures"]
+)
+def test_the_line_of_a_bug_is_told_also_where_the_supervisor_adds_a_sentence(after: str) -> None:
+    cause = crash([ended(2, 5, 1, TRACEBACK + "KeyError: 'weight'" + after)])
     assert cause is not None
-    assert cause.line == "train.py:12"
+    assert (cause.kind, cause.line) == ("exception", "train.py:12")
 
 
 def test_pods_that_run_or_succeeded_have_not_crashed() -> None:

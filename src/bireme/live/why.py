@@ -72,7 +72,8 @@ def crash(pods: Iterable[ObservedPod]) -> Cause | None:
     if first is None:
         return None
     said = f"{first.reason}\nexit code {first.exit_code}\n{first.last_words}"
-    bug = bug_of(first.last_words)
+    # A supervisor's own sentence may follow the traceback.
+    bug = bug_of(first.last_words) or bug_of(first.last_words.rpartition("\n")[0])
     found = (kind for kind, pattern in _ENDS if pattern.search(said))
     kind = "evicted" if first.ousted else next(found, "exception" if bug else "ended")
     words = first.last_words.rpartition("\n")[2] or first.reason
