@@ -26,7 +26,7 @@ from typing import Any
 
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.snapshots import keeper, plan
-from bireme_runtime.elastic.snapshots.files import ANY_SUM, Folder, NoRoom, Part, Torn, verify
+from bireme_runtime.elastic.snapshots.files import ANY_SUM, Folder, NoRoom, Part, Torn, checksum, verify
 from bireme_runtime.process import environment
 from bireme_runtime.process.log import log_of
 
@@ -103,27 +103,28 @@ class Rank:
         if place == self.plan.rank:
             memory = self._folder.read(wanted)
             # A process that was killed right after its snapshot has left no checksum.
-            verify(memory, self._folder.known(wanted).get("sum", ANY_SUM))
+            sum = self._folder.known(wanted).get("sum", ANY_SUM)
+            verify(ANY_SUM if sum == ANY_SUM else checksum(memory), sum)
             return memory
         if place == plan.CLAIM:
             claim = Folder(Path(self._env[plan.FLUSH]))
             data, known = bytearray((claim.path / wanted.name).read_bytes()), claim.known(wanted)
             if "sum" not in known:
                 raise Torn("it has no checksum")
-            verify(data, known["sum"])
+            verify(checksum(data), known["sum"])
             return data
         with keeper.get(self.plan.keepers[place], wanted) as (size, sum, stream):
             try:
                 # Here it outlives the next loss, too.
                 with self._folder.writing(size) as buffer:
-                    keeper.receive(stream, buffer.memory, sum)
+                    keeper.receive(stream, buffer.descriptor, size, sum)
                     buffer.commit(wanted)
                 self._folder.tell(wanted, sum=sum)
                 return self._folder.read(wanted)
             except NoRoom:
-                memory = mmap.mmap(-1, size)
-                keeper.receive(stream, memory, sum)
-                return memory
+                with os.fdopen(os.memfd_create("bireme-part"), "r+b") as file:
+                    keeper.receive(stream, file.fileno(), size, sum)
+                    return mmap.mmap(file.fileno(), size)
 
     def _drop(self, place: int, part: Part) -> None:
         if place == self.plan.rank:

@@ -66,9 +66,13 @@ class Part:
 class Buffer:
     """Memory that is being written. Without ``commit`` it is a spare file again."""
 
-    def __init__(self, folder: Folder, path: Path, descriptor: int, memory: mmap.mmap) -> None:
-        self._folder, self._path, self._descriptor = folder, path, descriptor
-        self.memory = memory
+    def __init__(self, folder: Folder, path: Path, descriptor: int) -> None:
+        self._folder, self._path, self.descriptor = folder, path, descriptor
+
+    @property
+    def memory(self) -> mmap.mmap:
+        """The whole file, whose pages stay mapped for the next part that is written to it."""
+        return self._folder.mapped(self.descriptor)
 
     def commit(self, part: Part) -> None:
         """It is whole."""
@@ -116,17 +120,22 @@ class Folder:
         """So much memory to write. Raises NoRoom."""
         path, descriptor = self._claim(size)
         try:
-            inode = os.fstat(descriptor).st_ino
-            memory = self._mapped.get(inode)
-            if memory is None or len(memory) != size:
-                here = {each.inode() for each in os.scandir(self.path)}
-                self._mapped = {each: map for each, map in self._mapped.items() if each in here}
-                memory = self._mapped[inode] = mmap.mmap(descriptor, size, mmap.MAP_SHARED | _POPULATE)
-            yield Buffer(self, path, descriptor, memory)
+            yield Buffer(self, path, descriptor)
         finally:
-            # The map has a descriptor of its own, which shares the lock.
+            # A map has a descriptor of its own, which shares the lock.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+    def mapped(self, descriptor: int) -> mmap.mmap:
+        """The memory of one of the files."""
+        file = os.fstat(descriptor)
+        memory = self._mapped.get(file.st_ino)
+        if memory is None or len(memory) != file.st_size:
+            here = {each.inode() for each in os.scandir(self.path)}
+            self._mapped = {each: map for each, map in self._mapped.items() if each in here}
+            memory = mmap.mmap(descriptor, file.st_size, mmap.MAP_SHARED | _POPULATE)
+            self._mapped[file.st_ino] = memory
+        return memory
 
     def read(self, part: Part) -> mmap.mmap:
         """The part, private to the caller. It is not written again while the map exists. Raises Torn."""
@@ -208,15 +217,15 @@ def _lock(path: Path, flags: int) -> int | None:
     return None
 
 
-def verify(memory: mmap.mmap | memoryview | bytearray, sum: int) -> None:
-    """Raise Torn unless the memory has this checksum. ANY_SUM fits all."""
-    if sum != ANY_SUM and sum != checksum(memory):
+def verify(found: int, sum: int) -> None:
+    """Raise Torn unless a part has this checksum. ANY_SUM fits all."""
+    if sum not in (ANY_SUM, found):
         raise Torn("its checksum is another one")
 
 
-def checksum(memory: mmap.mmap | memoryview | bytearray) -> int:
-    """The CRC-32, whose computation lets other threads run."""
-    value, view = 0, memoryview(memory)
+def checksum(memory: mmap.mmap | memoryview | bytearray, value: int = 0) -> int:
+    """The CRC-32, whose computation lets other threads run; ``value`` is that of what stands before."""
+    view = memoryview(memory)
     for at in range(0, len(view), _CHUNK):
         value = zlib.crc32(view[at : at + _CHUNK], value)
     return value

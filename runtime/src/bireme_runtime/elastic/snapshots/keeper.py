@@ -34,7 +34,7 @@ BUDGET, FLUSH_EVERY = "BIREME_SNAPSHOT_BUDGET_MIB", "BIREME_SNAPSHOT_FLUSH_EVERY
 TOLD = "told"
 # A keeper that is silent for so long is not waited for.
 _SECONDS = 10.0
-_LONGEST_LINE = 4096
+_LONGEST_LINE, _CHUNK = 4096, 1 << 20
 _KEPT_ON_CLAIM = 2
 # Connections at a time. Anybody in the cluster may try the port.
 _CONNECTIONS = 256
@@ -197,7 +197,7 @@ class Service:
         elif part not in self._folder.parts() or known.get("sum") != asked["sum"]:
             with self._folder.writing(int(asked["size"])) as buffer:
                 _send(connection, wanted=True)
-                receive(stream, buffer.memory, int(asked["sum"]))
+                receive(stream, buffer.descriptor, int(asked["size"]), int(asked["sum"]))
                 buffer.commit(part)
             self._folder.tell(part, sum=asked["sum"])
         _send(connection, wanted=False)
@@ -213,15 +213,20 @@ def _first_line(connection: socket.socket, stream: BinaryIO) -> bytes:
     return line
 
 
-def receive(stream: BinaryIO, memory: Any, sum: int) -> None:
-    """Fill the memory from a stream. Raises Torn when the stream ends early, and as `verify`."""
-    view, at = memoryview(memory), 0
-    while at < len(view):
-        count = stream.readinto(view[at : at + (1 << 20)])  # type: ignore[attr-defined]
-        if not count:
-            raise Torn(f"it ended after {at} of {len(view)} bytes")
-        at += count
-    verify(view, sum)
+def receive(stream: BinaryIO, descriptor: int, size: int, sum: int) -> None:
+    """Write a part to a file in memory from a stream. Raises Torn when that ends early, and as `verify`.
+
+    To map the file's pages would take half as long again.
+    """
+    buffer, found = memoryview(bytearray(_CHUNK)), 0
+    for at in range(0, size, _CHUNK):
+        chunk = buffer[: size - at]
+        count = stream.readinto(chunk)  # type: ignore[attr-defined]
+        if count < len(chunk):
+            raise Torn(f"it ended after {at + count} of {size} bytes")
+        os.pwrite(descriptor, chunk, at)
+        found = checksum(chunk, found)
+    verify(found, sum)
 
 
 @contextlib.contextmanager
