@@ -145,7 +145,8 @@ Arguments: root, worker (see training.facts).
 - {name: BIREME_JOIN_WAIT_SECONDS, value: "{{ int64 $v.rendezvous.joinWaitSeconds }}"}
 {{- end }}
 - {name: BIREME_JOIN_SECONDS, value: "{{ $v.rendezvous.joinSeconds }}"}
-- {name: BIREME_STOP_SECONDS, value: "{{ $v.rendezvous.stopSeconds }}"}
+{{- $stop := $v.rendezvous.stopSeconds }}
+- {name: BIREME_STOP_SECONDS, value: "{{ kindIs "invalid" $stop | ternary (ternary 0 0.5 $v.recovery.snapshots.enabled) $stop }}"}
 - {name: BIREME_GRACE_SECONDS, value: "{{ max 1 (sub (int64 $v.pod.terminationGracePeriodSeconds) 10) }}"}
 {{- if $v.data.dispatcher.enabled }}
 {{ include "training.dispatcher.env" (dict "root" .root) }}

@@ -31,8 +31,8 @@ class Kept:
 
     def start(self, name: str, steps: int = 30, pause: float = 0.1) -> None:
         self.job.script = [f"/mnt/{self._script}", "/mnt", name, str(steps), str(pause)]
-        env = {"BIREME_SNAPSHOTS": f"/dev/shm/{self._memory.name}/{name}", "BIREME_NODE": name, **self._env}
-        self.job.start(name, "abcde".index(name), **env)
+        env = {"BIREME_SNAPSHOTS": f"/dev/shm/{self._memory.name}/{name}", "BIREME_STOP_SECONDS": "0"}
+        self.job.start(name, "abcde".index(name), BIREME_NODE=name, **env, **self._env)
 
     def kill_pod(self, name: str) -> None:
         """All its processes and its memory."""
