@@ -226,7 +226,7 @@ class Job:
         return Outcome(self.system.name, run, account(steps, began, since, ideal), tuple(each))
 
     def _do(self, fault: Fault) -> None:
-        pods, worker = self.pods, fault.worker
+        pods, worker = self.pods, self._trainer(fault.worker)
         match fault.kind:
             case "kill":
                 self._signal("KILL", worker)
@@ -244,6 +244,12 @@ class Job:
                 self._ask("nan", "")
             case "disk":
                 self._ask("full", "", seconds=20)
+
+    def _trainer(self, worker: int) -> int:
+        """The pod of this worker, or the spare that trains while that waits."""
+        training = {each["ip"] for each in self.events("start")[-WORKERS:]}
+        spares = range(WORKERS, self.system.pods)
+        return next((pod for pod in (worker, *spares) if self.pods.address(pod) in training), worker)
 
     def _ask(self, fault: str, text: str, seconds: float | None = None) -> None:
         file = self.folder / "faults" / fault

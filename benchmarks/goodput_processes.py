@@ -93,7 +93,7 @@ class OnProcesses:
 
 
 class _Job:
-    """The pods of one job: workers by their number, and the master after them."""
+    """The pods of one job: workers and spares by their number, and the master after them."""
 
     def __init__(
         self, stage: OnProcesses, system: System, name: str, base: int, etcd: EtcdServer | None,
@@ -103,17 +103,17 @@ class _Job:
         self._etcd, self._environment = etcd, environment
         self._folder: Path = stage.runs / name
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._start_in = [_ENDED] * (WORKERS + 1)
+        self._start_in = [_ENDED] * (system.pods + 1)
         self._over = threading.Event()
         self._keepers: list[threading.Thread] = []
 
     def begin(self) -> None:
         """Make the networks of the pods, and start them."""
         (self._folder / "workers").write_text(str(WORKERS))
-        names = [(self._address(number), self._host(number)) for number in range(WORKERS + 1)]
+        names = [(self._address(number), self._host(number)) for number in range(self._system.pods + 1)]
         hosts = "127.0.0.1 localhost\n" + "".join(f"{address} {host}\n" for address, host in names)
         (self._folder / "hosts").write_text(hosts)
-        for number in range(WORKERS + bool(self._system.master)):
+        for number in range(self._system.pods + bool(self._system.master)):
             net, link = self._host(number), f"{self._name}{number}"
             _ip("netns", "add", net)
             _ip("-n", _HUB, "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", net)
@@ -190,8 +190,8 @@ class _Job:
             supervisor = ["python3", "-m", "bireme_runtime.elastic.agent.supervisor", "--"]
             command = [*supervisor, *system.arguments(self._name)]
         else:
-            words = system.master if number == WORKERS else system.command
-            command = ["sh", "-c", system.shell(words, self._name, self._host(0), self._host(WORKERS))]
+            words = system.master if number == system.pods else system.command
+            command = ["sh", "-c", system.shell(words, self._name, self._host(0), self._host(system.pods))]
         inside = enter(root, command, {RUNTIME: "/srv", self._stage.runs: AT}, environment)
         outside = 'hostname "$0" && mount --bind "$1" "$2" && shift 2 && exec "$@"'
         own = ["unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", outside]
@@ -209,4 +209,4 @@ class _Job:
         return f"{_NET}.{self._base + number}"
 
     def _host(self, number: int) -> str:
-        return f"{self._name}-{'master' if number == WORKERS else number}"
+        return f"{self._name}-{'master' if number == self._system.pods else number}"

@@ -49,6 +49,11 @@ class System:
     label: str = "batch.kubernetes.io/job-name={name}"
     index: str = "batch.kubernetes.io/job-completion-index"
 
+    @property
+    def pods(self) -> int:
+        """How many pods its job has: the workers and its spares."""
+        return WORKERS + int(self.values.get("elastic", {}).get("spares", 0))
+
     def arguments(self, name: str) -> list[str]:
         """The script and its arguments."""
         return [f"{AT}/train.py", f"{AT}/{name}", self.way]
@@ -192,6 +197,7 @@ _OURS: dict[str, Any] = {
     }
 }
 _SNAPSHOTS = {"recovery": {"warmStart": {"enabled": True}, "snapshots": {"enabled": True}}}
+_SPARE = {"elastic": {"spares": 1}}
 _JOBSET_PODS, _CHART_PODS = "jobset.sigs.k8s.io/jobset-name={name}", "batch.kubernetes.io/job-name={name}-r1"
 
 _TORCHRUN = (
@@ -260,6 +266,13 @@ SYSTEMS = {
         settings="the same, with warmStart and snapshots of every step with one copy",
         way="snapshots",
         values=merge(_OURS, _SNAPSHOTS),
+        label=_CHART_PODS,
+    ),
+    "spare": System(
+        name="Bireme, snapshots, spare",
+        settings="the same, and a fourth pod that waits (elastic.spares: 1)",
+        way="snapshots",
+        values=merge(merge(_OURS, _SNAPSHOTS), _SPARE),
         label=_CHART_PODS,
     ),
 }
