@@ -58,6 +58,31 @@ def test_imported_modules_are_there_at_once_and_own_ones_are_fresh(tmp_path: Pat
     assert printed == ["True", "imported by 0", "True", "imported by 1"]
 
 
+def test_a_rank_asks_for_the_store_of_rank_0_when_that_is_open(tmp_path: Path) -> None:
+    torch = tmp_path / "packages/torch"
+    (torch / "distributed").mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    (torch / "distributed/__init__.py").write_text("from torch.distributed import rendezvous")
+    (torch / "distributed/rendezvous.py").write_text(
+        "import socket\n"
+        "def _create_c10d_store(hostname, port, rank, world_size, timeout):\n"
+        "    with socket.socket() as tried:\n"
+        "        return rank, tried.connect_ex((hostname, port)) == 0\n"
+    )
+    script = write(
+        tmp_path,
+        "import os, socket, threading, time, torch.distributed\n"
+        "with socket.socket() as store:\n"
+        "    store.bind(('127.0.0.1', 0))\n"
+        "    threading.Timer(0.5, store.listen).start()\n"
+        "    address, rank = store.getsockname(), int(os.environ['RANK'])\n"
+        "    print(torch.distributed.rendezvous._create_c10d_store(*address, rank, 2, timeout=1))\n"
+        "    time.sleep(1)\n",
+    )
+    _, printed, _ = run(script, PYTHONPATH=f"{RUNTIME}:{torch.parent}")
+    assert printed == ["(0, False)", "(1, True)"]
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [

@@ -20,6 +20,7 @@ import importlib.util
 import io
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from typing import Any
 
 from bireme_runtime.process import children
 from bireme_runtime.process.descriptors import readable
+from bireme_runtime.process.http import Address, accepts
 
 SOCKET_FD, MODULES = "BIREME_WARM_FD", "BIREME_WARM_MODULES"
 TEMPLATE_NAME = "bireme-template"
@@ -44,6 +46,8 @@ _ALWAYS = ("torch", "torch.distributed.run", "torch._dynamo")
 _READ_AT_IMPORT = ("GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON")
 _DEVICES = ("/dev/nvidia", "/dev/neuron", "/dev/infiniband", "/dev/kfd")
 _FORK_SECONDS = 60.0
+# For so long ranks see whether rank 0's store is open, and so often all together.
+_STORE_SECONDS, _TRIES_PER_SECOND = 10.0, 20_000
 _PR_SET_NAME = 15
 
 
@@ -392,12 +396,28 @@ def _run_script(arguments: Sequence[str]) -> None:
     exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
 
 
+def _reach_stores_soon() -> None:
+    """Let a rank wait until rank 0 opens its store: torch tries again after half a second."""
+    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    stock: Any = getattr(rendezvous, "_create_c10d_store", None)
+
+    def create(hostname: str, port: int, rank: int, world_size: int, *rest: Any, **named: Any) -> Any:
+        deadline, pause = time.monotonic() + _STORE_SECONDS, max(0.02, world_size / _TRIES_PER_SECOND)
+        while rank and time.monotonic() < deadline and not accepts(Address(hostname, port), 1.0):
+            time.sleep(pause * random.uniform(0.5, 1.5))
+        return stock(hostname, port, rank, world_size, *rest, **named)
+
+    if stock is not None:
+        rendezvous._create_c10d_store = create
+
+
 def main(arguments: Sequence[str], run_agent: RunAgent) -> int:
     """Be a template; in the processes that are forked, be what was asked for. Returns the exit code."""
     link = socket.socket(fileno=int(os.environ.pop(SOCKET_FD)))
     link.set_inheritable(False)
     _name(TEMPLATE_NAME)
     _import_all(arguments)
+    _reach_stores_soon()
     gc.collect()
     gc.freeze()
     request = _serve(link, _unfit())
