@@ -1,15 +1,20 @@
 """Snapshots of torch states: how long a rank is blocked, and how fast a replaced pod has its state again.
 
-    BIREME_TORCH_ROOT=$(python hack/images/build.py rootfs torch-2.6) python benchmarks/snapshots.py --mib 256
+    BIREME_TORCH_ROOT=$(python hack/images/build.py rootfs torch-2.6) python benchmarks/snapshots.py \\
+        [--mib 256] [--workers 3]
 
 Workers on this machine, each with a keeper of its own, copy over TCP on loopback. Beside a snapshot stand a
 bare copy of the same state in memory that is kept, and `torch.save` with fsync to a folder of this machine.
+All workers together need seven times the state of one for each. Of a large state the parts are the same 256
+MiB again and again, except for `torch.save`, which would write them once. So each worker saves that memory.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMES = 5
+TENSOR_MIB, DISTINCT = 16, 16
 
 
 def main(mib: int, workers: int) -> None:
@@ -30,6 +36,8 @@ def main(mib: int, workers: int) -> None:
     from rootfs import enter
 
     env = {"PYTHONPATH": "/srv", "OMP_NUM_THREADS": "1", "USE_LIBUV": "0"}
+    # Freed tensors go back to the system.
+    env["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
     command = ["python3", "/bench/snapshots.py", "inside", str(mib), str(workers)]
     binds = {ROOT / "runtime/src": "/srv", ROOT / "benchmarks": "/bench"}
     root = Path(os.environ["BIREME_TORCH_ROOT"])
@@ -41,11 +49,19 @@ def main(mib: int, workers: int) -> None:
 def inside(mib: int, workers: int) -> None:
     """The two rounds: all save, then worker 1 is a new pod and all restore."""
     names = [str(rank) for rank in range(workers)]
+    room = f"remount,size={(6 * workers * mib + 64) << 20}"
+    subprocess.run(["mount", "-o", room, "/dev/shm"], check=True)
+    keepers: dict[str, subprocess.Popen[bytes]] = {}
     for token, pods in ((1, names), (2, [names[0], "new", *names[2:]])):
-        for name in {*pods} - ({*names} if token > 1 else set()):
+        for name in keepers.keys() - {*pods}:
+            # Its pod is deleted.
+            keepers[name].kill()
+            shutil.rmtree(f"/dev/shm/{name}")
+        for name in {*pods} - keepers.keys():
             started = subprocess.Popen([sys.executable, __file__, "keeper", name], stdout=subprocess.PIPE)
             assert started.stdout
             started.stdout.readline()
+            keepers[name] = started
         ranks = [
             subprocess.Popen([sys.executable, __file__, "rank", name, *map(str, (mib, rank, workers, token))])
             for rank, name in enumerate(pods)
@@ -85,7 +101,8 @@ def measure(name: str, mib: int, rank: int, workers: int, token: int) -> None:
     os.environ.update({fence.BOARD: board.path, "RANK": str(rank), "WORLD_SIZE": str(workers)})
     store = TCPStore("127.0.0.1", 29700 + token, workers, rank == 0, timedelta(minutes=10), use_libuv=False)
     plan.meet(store, rank, workers, os.environ, lambda words: print(words, flush=True))
-    tensors = [torch.rand(4 << 20) for _ in range(mib // 16)]
+    count = mib // TENSOR_MIB
+    tensors = [torch.rand(TENSOR_MIB << 18) for _ in range(count if token == 1 else min(count, DISTINCT))]
     together = 0
 
     def timed(act: Callable[[], Any]) -> float:
@@ -98,6 +115,15 @@ def measure(name: str, mib: int, rank: int, workers: int, token: int) -> None:
         act()
         return time.monotonic() - since
 
+    def save() -> None:
+        with open(f"/mnt/bireme-bench-{rank}.pt", "wb") as file:
+            torch.save({"model": tensors}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.unlink(file.name)
+
+    saved = timed(save) if token == 1 else 0.0
+    tensors = (tensors[:DISTINCT] * count)[:count]
     if token > 1:
 
         def restore() -> None:
@@ -106,7 +132,9 @@ def measure(name: str, mib: int, rank: int, workers: int, token: int) -> None:
             for mine, kept in zip(tensors, found[1]["model"], strict=True):
                 mine.copy_(kept)
 
-        print(json.dumps({"rank": rank, "pod": name, "restore": round(timed(restore), 3)}), flush=True)
+        took = timed(restore)
+        step = timed(lambda: [each.mul_(0.9) for each in tensors])
+        print(json.dumps({"rank": rank, "pod": name, "restore": round(took, 3), "step": round(step, 3)}))
         return
     memory = [torch.zeros_like(each) for each in tensors]
 
@@ -122,14 +150,6 @@ def measure(name: str, mib: int, rank: int, workers: int, token: int) -> None:
         # A step of training in which the copies are made.
         copied.append(timed(lambda: snapshots.here().wait_for_copies()))
 
-    def save() -> None:
-        with open(f"/mnt/bireme-bench-{rank}.pt", "wb") as file:
-            torch.save({"model": tensors}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.unlink(file.name)
-
-    saved = timed(save)
     waited, copy_took = statistics.median(blocked[3:]), statistics.median(bare)
     figures = {
         "bareCopy": copy_took,
@@ -151,4 +171,7 @@ if __name__ == "__main__":
     elif what == "rank":
         measure(rest[0], *map(int, rest[1:]))
     else:
-        main(int(sys.argv[sys.argv.index("--mib") + 1]) if "--mib" in sys.argv else 256, 3)
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--mib", type=int, default=256)
+        parser.add_argument("--workers", type=int, default=3)
+        main(**vars(parser.parse_args()))
