@@ -29,5 +29,7 @@ FAULTS: dict[str, tuple[str, tuple[int, ...], str]] = {
     "one_rank_is_slow": ("script", (3,), "is in compute_much"),
     "a_deep_call": ("script", (0,), "is in wait_in_a_callback"),
 }
+# Of a process that has ended or is stopped there is no line.
+WITHOUT_A_LINE = {"an_early_end", "a_stopped_process"}
 # Groups of these ranks are of four, so that more ranks would make another fault.
 GROUPED = {"a_group_without_one_rank", "two_groups_in_two_orders"}

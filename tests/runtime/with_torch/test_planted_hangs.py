@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.planted_hangs import FAULTS
+from tests.runtime.planted_hangs import FAULTS, WITHOUT_A_LINE
 from tests.support import waiting
 
 Make = Callable[..., Any]
 WORKERS = "abcd"
-# Of a process that has ended or is stopped there is no line.
-WITHOUT_A_LINE = {"an_early_end", "a_stopped_process"}
 # Among sixteen, gloo ends a process that gets more bytes than it expects. Among four it hangs.
 CRASHES = {"another_type"}
 
