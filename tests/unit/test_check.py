@@ -342,6 +342,16 @@ def test_properties_of_any_kind_count(schema: dict[str, Any], make_chart: MakeCh
     assert file_findings(chart, paths) == []
 
 
+def test_keys_that_a_schema_takes_without_a_look_are_one_warning_for_each_mapping(
+    make_chart: MakeChart, paths: Paths
+) -> None:
+    schema = {"properties": {"web": {"properties": {"port": {}}, "additionalProperties": False}}}
+    chart = make_chart("web", {"web": {"port": 1, "sise": 1}, "a": 1, "b": 2}, schema=schema)
+    closed, others = file_findings(chart, paths)
+    assert (closed.severity, closed.path) == ("error", "web.sise")
+    assert (others.severity, others.sentence.rpartition(" of ")[2]) == ("warning", "a, b")
+
+
 def test_a_schema_that_is_not_json_is_found(make_chart: MakeChart, paths: Paths) -> None:
     chart = make_chart("web", VALUES)
     (chart / bundle.BUNDLE).write_text("{")

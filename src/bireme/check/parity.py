@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bireme.core.findings import Finding
@@ -38,23 +38,29 @@ class Parity:
         properties = self._properties(schema)
         if not properties:
             return  # an open mapping: its keys are those of Kubernetes, or the user's
-        patterns = resolved(self.root, schema).get("patternProperties", {})
+        whole = resolved(self.root, schema)
+        others = whole.get("additionalProperties", whole.get("unevaluatedProperties", True)) is not False
+        lacking = []
         for key, value in values.items():
             here = (*path, key)
             if key not in properties:
-                if not any(_matches(pattern, key) for pattern in patterns):
-                    yield _finding(
-                        BUNDLE,
-                        here,
-                        "values.yaml has this key, the schema does not",
-                        "add it, or remove the key",
-                    )
+                if not any(_matches(pattern, key) for pattern in whole.get("patternProperties", {})):
+                    lacking.append(key)
                 continue
             below = properties[key]
             if self.descriptions and here not in self.descriptions and not self._has_own(value, below):
                 yield _finding(_VALUES, here, "it has no description", "write a `# --` comment above it")
             if isinstance(value, dict) and key not in self.dependencies:
                 yield from self.of_keys(value, below, here)
+
+        if others and len(lacking) > 1:
+            sentence = f"the schema takes any other keys, so it checks none of {', '.join(lacking)}"
+            yield replace(_finding(BUNDLE, path, sentence, "add them"), severity="warning")
+            return
+        for key in lacking:
+            sentence = "values.yaml has this key, the schema does not"
+            found = _finding(BUNDLE, (*path, key), sentence, "add it, or remove the key")
+            yield replace(found, severity="warning") if others else found
 
     def of_properties(self, values: Mapping[str, Any], schema: Any, path: KeyPath) -> Iterator[Finding]:
         """Properties of the schema that values.yaml does not have."""
