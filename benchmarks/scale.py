@@ -3,7 +3,7 @@
 Both create the same Job, from the same rendered manifests, on the same embedded control plane with 1,000 fake
 p4d.24xlarge nodes, in turn; the result is the ratio of each pair. `bireme install` renders, plans, installs
 with Helm, watches the pods and compares all of them with the plan; kubectl creates the Job, and waits until
-its status has as many ready pods.
+its status has as many ready pods. Half of Bireme's workers are then deleted at once, and have to run again.
 
     python benchmarks/scale.py [--workers 1000] [--pairs 3] [-o json]
 """
@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
+from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.helm import parse
@@ -34,6 +35,8 @@ from bireme.tools import Toolbox
 
 LIMIT_SECONDS = 900
 TYPE = "p4d.24xlarge"
+PODS = "/api/v1/namespaces/default/pods"
+INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,13 @@ class Stage:
     def bireme(self) -> None:
         """`bireme install`, which compares the pods with the plan."""
         self._bireme("install", *self._chart("ours"), "-o", "json", "--timeout", str(LIMIT_SECONDS))
+
+    def lose_half(self) -> None:
+        """Delete every second worker by force, as when their nodes are gone, until as many run again."""
+        lost = self._running()[::2]
+        api = self.cluster.api
+        api.each(lambda name: api.delete(f"{PODS}/{name}", gracePeriodSeconds="0"), lost)
+        until(lambda: len({*self._running()} - {*lost}) == self.workers, LIMIT_SECONDS, "all workers to run")
 
     def remove_bireme(self) -> None:
         """Uninstall, and wait until the pods are gone."""
@@ -84,6 +94,11 @@ class Stage:
         sets = ["--set", f"workers={self.workers},elastic.maxWorkers={self.workers}"]
         return [str(self.paths.charts / "torch-elastic"), *values, *sets, release]
 
+    def _running(self) -> list[str]:
+        chosen = {"fieldSelector": "status.phase=Running", "labelSelector": INDEX}
+        pods = self.cluster.api.get(PODS, **chosen)["items"]
+        return [each["metadata"]["name"] for each in pods if "deletionTimestamp" not in each["metadata"]]
+
     def _bireme(self, *arguments: str) -> None:
         self._run([*_bireme_command(), *arguments, "--cluster", self.cluster.name])
 
@@ -110,8 +125,8 @@ def _timed(what: str, act: Callable[[], None]) -> float:
         return time.perf_counter() - started
 
 
-def _measure(stage: Stage, pairs: int) -> list[tuple[float, float]]:
-    """Seconds of Bireme and of kubectl in pairs; the order alternates."""
+def _measure(stage: Stage, pairs: int) -> list[tuple[float, float, float]]:
+    """Seconds of Bireme, of kubectl, and after the loss of half, in pairs; the order alternates."""
     results = []
     for number in range(pairs):
         turns = [
@@ -121,26 +136,33 @@ def _measure(stage: Stage, pairs: int) -> list[tuple[float, float]]:
         seconds = {}
         for name, act, remove in turns if number % 2 == 0 else reversed(turns):
             seconds[name] = _timed(f"Pair {number + 1} of {pairs}: {name}", act)
+            if act == stage.bireme:
+                seconds["loss"] = _timed(f"Pair {number + 1} of {pairs}: half are lost", stage.lose_half)
             _timed(f"Pair {number + 1} of {pairs}: removing", remove)
-        results.append((seconds["bireme install"], seconds["kubectl create"]))
+        results.append((seconds["bireme install"], seconds["kubectl create"], seconds["loss"]))
     return results
 
 
-def _report(workers: int, nodes_seconds: float, results: list[tuple[float, float]]) -> dict[str, object]:
+def _report(
+    workers: int, nodes_seconds: float, results: list[tuple[float, float, float]]
+) -> dict[str, object]:
     return {
         "workers": workers,
         "machine": machine(),
         "upSeconds": round(nodes_seconds, 1),
-        "biremeSeconds": [round(ours, 1) for ours, _ in results],
-        "kubectlSeconds": [round(plain, 1) for _, plain in results],
-        "ratio": Spread.of(ours / plain for ours, plain in results),
+        "biremeSeconds": [round(ours, 1) for ours, _, _ in results],
+        "kubectlSeconds": [round(plain, 1) for _, plain, _ in results],
+        "halfLostSeconds": [round(loss, 1) for _, _, loss in results],
+        "ratio": Spread.of(ours / plain for ours, plain, _ in results),
     }
 
 
-def _table(report: dict[str, object], results: list[tuple[float, float]]) -> Table:
-    table = Table("pair", "bireme install", "kubectl create", "ratio", title=f"{report['workers']} workers")
-    for number, (ours, plain) in enumerate(results, 1):
-        table.add_row(str(number), f"{ours:.1f} s", f"{plain:.1f} s", f"{ours / plain:.2f}")
+def _table(report: dict[str, object], results: list[tuple[float, float, float]]) -> Table:
+    table = Table(
+        "pair", "bireme install", "kubectl create", "ratio", "half lost", title=f"{report['workers']} workers"
+    )
+    for number, (ours, plain, loss) in enumerate(results, 1):
+        table.add_row(str(number), f"{ours:.1f} s", f"{plain:.1f} s", f"{ours / plain:.2f}", f"{loss:.1f} s")
     table.caption = f"median ratio and spread: {report['ratio']}; {report['machine']}"
     return table
 
