@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,29 @@ ACCOUNT = {"serviceAccount": {"create": True, "name": "trainer"}}
 FULL_NODES = {"instance": {"type": "p4d.24xlarge"}}
 
 
-def adopted_of(
-    case: str,
-    folder: Path,
-    renderer: Renderer,
-    paths: Paths,
-    instances: Mapping[str, Instance],
-    given: Mapping[str, Any],
-) -> Adopted:
-    """The job of ``case`` in tests/render/adopt.yaml, with values that its manifest does not say."""
-    file = folder / "job.yaml"
-    file.write_text(CASES[case]["manifest"])
-    documents, _ = read([str(file)], {})
-    [job] = [each for each in documents if each.kind in table("charts")]
-    return Adopter(renderer, paths.charts, instances, given).adopt(job, documents)
+AdoptCase = Callable[..., Adopted]
+
+
+@pytest.fixture
+def adopt_case(
+    renderer: Renderer, bireme_paths: Paths, instances: Mapping[str, Instance], tmp_path: Path
+) -> AdoptCase:
+    """``adopt_case("jobset", {"workers": 2})``: the job of that case in tests/render/adopt.yaml, adopted with
+    the values that its manifest does not say.
+    """
+
+    def adopted(case: str, given: Mapping[str, Any]) -> Adopted:
+        file = tmp_path / "job.yaml"
+        file.write_text(CASES[case]["manifest"])
+        documents, _ = read([str(file)], {})
+        [job] = [each for each in documents if each.kind in table("charts")]
+        return Adopter(renderer, bireme_paths.charts, instances, given).adopt(job, documents)
+
+    return adopted
 
 
 def values_here(adopted: Adopted) -> dict[str, Any]:
-    """The values of an adopted job without what is not on this cluster."""
+    """The values of an adopted job, without queues, pools and schedulers that this cluster does not have."""
     values = copy.deepcopy(dict(adopted.values))
     for path in ELSEWHERE:
         *way, last = path.split(".")
@@ -60,13 +65,9 @@ def values_here(adopted: Adopted) -> dict[str, Any]:
 
 @pytest.mark.embedded
 def test_an_adopted_pytorchjob_has_its_pods_ranks_and_devices(
-    release: ReleaseFactory,
-    renderer: Renderer,
-    bireme_paths: Paths,
-    instances: Mapping[str, Instance],
-    tmp_path: Path,
+    release: ReleaseFactory, adopt_case: AdoptCase
 ) -> None:
-    adopted = adopted_of("pytorchjob", tmp_path, renderer, bireme_paths, instances, {})
+    adopted = adopt_case("pytorchjob", {})
     job = release(adopted.chart, name=adopted.release, values={**values_here(adopted), **ACCOUNT})
     assert job.differences() == ()
     workers = [pod for pod in job.pods() if pod.role == "worker" and pod.is_live]
@@ -108,12 +109,9 @@ def test_an_adopted_job_has_the_pods_and_devices_of_its_manifest(
     cluster: EmbeddedCluster,
     test_namespace: str,
     release: ReleaseFactory,
-    renderer: Renderer,
-    bireme_paths: Paths,
-    instances: Mapping[str, Instance],
-    tmp_path: Path,
+    adopt_case: AdoptCase,
 ) -> None:
-    adopted = adopted_of(case, tmp_path, renderer, bireme_paths, instances, given)
+    adopted = adopt_case(case, given)
     for claim in adopted.values.get("claims") or ():
         cluster.add_claim(claim["claimName"], test_namespace)
     job = release(adopted.chart, values=values_here(adopted))

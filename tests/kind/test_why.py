@@ -34,7 +34,7 @@ Start = Callable[..., InstalledRelease]
 
 @pytest.fixture
 def start(release: ReleaseFactory, load: Callable[..., None]) -> Start:
-    """Start a script with so many workers on three nodes."""
+    """``start(script, *args, workers=3, least=2)``: the script runs on three nodes."""
     load("etcd", "python", "torch-2.14")
 
     def install(script: str, *args: str, workers: int, least: int, failures: int = 5) -> InstalledRelease:

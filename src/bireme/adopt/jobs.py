@@ -37,7 +37,7 @@ _IMAGE, _COMMAND = "container.image", ("container.command", "container.args")
 _CONTAINERS = ("containers", "initContainers")
 # What options say of parts that have no row.
 _GIVEN = {_IMAGE: "image.repository"} | dict.fromkeys(_COMMAND, "args")
-# Why a fact of the plans is another one, but for the number of pods.
+# Why both plans differ in an option of the launcher, where the number of pods is not the reason.
 _UNEQUAL = {"nnodes": "it is the number of workers", "np": "it is the number of workers times slots"}
 WORKERS = ("worker", "trainer")
 """What the charts call the pods that train."""
@@ -376,7 +376,7 @@ def _taken_out(values: Values, sentence: str) -> bool:
         around, holder = holder, holder[int(key)] if is_index else within({"": holder}, "").get(key)
     there = holder.get(last) if isinstance(holder, dict) else None
     if there is None and holder and isinstance(around, list):
-        # An item without what it needs goes as a whole.
+        # An item of a list that lacks a required key is left out whole.
         around.remove(holder)
         return True
     if there in (None, {}, []) or path.startswith(("workers", "args", "image")):

@@ -331,7 +331,7 @@ def _variable(
     value, at = env[name], names.index(name) if name in names else -1
     is_like = name not in known and name.partition("_")[0] in {each.partition("_")[0] for each in known}
     close = difflib.get_close_matches(name, known, 1, 0.92) if is_like else []
-    # What mpirun exports by -x is another value than that of the entry.
+    # A variable that mpirun sets by -x has not the value of its entry in env.
     own = _text(entries[at].get("value")) if at >= 0 and not has_more else ""
     referred = re.findall(r"(?<!\$)\$\(([A-Za-z_]\w*)\)", own)
     return {
