@@ -63,8 +63,12 @@ def append(file: Path, line: str) -> None:
 
 
 def wait_while(name: str) -> None:
-    """Be held up while there is a file of that name; `name-here` says so."""
-    while (FOLDER / name).exists():
+    """Be held up while there is a file of that name; `name-here` says so.
+
+    A number in the file: only as soon as so many shards are trained.
+    """
+    file = FOLDER / name
+    while file.exists() and LIVE.read_text().count("\n") >= int(file.read_text() or 0):
         (FOLDER / f"{name}-here").touch()
         time.sleep(0.02)
 

@@ -14,8 +14,9 @@ from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous.rules import View
 from bireme_runtime.elastic.snapshots import plan
 from bireme_runtime.elastic.snapshots.files import Part
+from tests.runtime.simulation.network import Etcd
 from tests.runtime.simulation.run import Job
-from tests.runtime.simulation.scheduler import Broken, Stuck
+from tests.runtime.simulation.scheduler import Broken, Scheduler, Stuck
 
 
 @pytest.mark.parametrize("first", [10, 20])
@@ -35,6 +36,14 @@ def test_a_seed_means_one_course_of_events() -> None:
     second.simulate()
     assert first.sim.trace == second.sim.trace
     assert first.commits
+
+
+def test_what_is_written_after_a_restore_is_not_in_the_snapshot() -> None:
+    etcd = Etcd(Scheduler(0))
+    snapshot = etcd.copied()
+    etcd.restore(snapshot, 0)
+    etcd.answer("/v3/kv/put", {"key": "bmFtZQ==", "value": ""})
+    assert snapshot == Etcd(Scheduler(0)).copied()
 
 
 def what_breaks(seeds: int) -> str:

@@ -102,7 +102,9 @@ class Etcd:
     def restore(self, copy: tuple[int, int, dict[str, Key], dict[int, int], list[Any]], more: int) -> None:
         """Have these data again, and so many revisions more, as `etcdutl --bump-revision` does."""
         self.revision, self.compacted, self.keys, ttls, self.history = copy[0] + more, *copy[1:]
-        self.keys, self.leases = dict(self.keys), {number: Lease(ttl, 0.0) for number, ttl in ttls.items()}
+        # Copies: the snapshot may be restored again.
+        self.keys, self.history = dict(self.keys), list(self.history)
+        self.leases = {number: Lease(ttl, 0.0) for number, ttl in ttls.items()}
         if more:
             self.compact()
 
