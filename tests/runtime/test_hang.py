@@ -312,7 +312,7 @@ def test_counters_of_this_machine_are_read() -> None:
 SMI = {"ends": "echo '0, 0'; echo '1, 2'", "hangs": "exec sleep 600"}
 
 
-def test_counters_that_do_not_answer_hold_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_that_do_not_answer_hold_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answers = list[float](), threading.Event()
 
     def counters() -> Counter[str]:
@@ -321,14 +321,16 @@ def test_counters_that_do_not_answer_hold_one_thread(monkeypatch: pytest.MonkeyP
         return Counter()
 
     monkeypatch.setattr(hang, "counters", counters)
-    monkeypatch.setattr("bireme_runtime.elastic.agent.observer._PUBLISH_SECONDS", 0.0)
+    for name in ("_PUBLISH_SECONDS", "_RANKS_SECONDS", "_SIGN_SECONDS"):
+        monkeypatch.setattr(f"bireme_runtime.elastic.agent.observer.{name}", 0.0)
     observer = Observer(failures.Ledger(), progress.Progress(), "0", "node", Limits(), lambda _: None)
     observer.starting({"round": 1, "rank": 0, "world": 1})
     try:
         for _ in range(5):
             observer.tick()
+            observer.ranks()
             time.sleep(0.06)
-        assert len(asked) == 1
+        assert len(asked) == 2
     finally:
         answers.set()
         observer.close()

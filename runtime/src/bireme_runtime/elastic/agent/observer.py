@@ -146,6 +146,7 @@ class Observer:
         # When the node's counters were read, a minute before the last step or later, and what they were.
         self._counted: tuple[float, Counter[str]] = (-_COUNT_SECONDS, Counter())
         self._counting: Future[None] | None = None
+        self._signing: Future[dict[str, int]] | None = None
         # The highest steps of the run when this worker started.
         self._marks: progress.Marks | None = None
         self._told_in = self._asked_in = self._bad_in = 0
@@ -411,10 +412,11 @@ class Observer:
         ranks = self._processes
         if launchers.starts_nodes(os.environ):
             ranks = [each for pid, _, _ in ranks for each in launchers.ranks_below(pid)] or ranks
-        asked = in_thread(self._signs)
+        if self._signing is None or self._signing.done():
+            self._signing = in_thread(self._signs)
         dumps = hang.dumps(self._folder, [pid for pid, _, _ in ranks])
         silent = {"its GPUs or network devices do not answer": sys.maxsize}
-        signs = asked.result() if wait([asked], _SIGN_SECONDS).done else silent
+        signs = self._signing.result() if wait([self._signing], _SIGN_SECONDS).done else silent
         for pid, rank, slot in ranks:
             frames = self._frames(pid, f"rank {rank}")
             if why.place_of(frames) == "data":
