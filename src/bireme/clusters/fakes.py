@@ -16,21 +16,14 @@ from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster, ClusterInfo
 from bireme.clusters.nodes import node_manifest
 from bireme.clusters.waiting import until
-from bireme.core.labels import (
-    CUT_LABEL,
-    DEFAULT_CLASS_ANNOTATION,
-    FAKE_LABEL,
-    FAKE_VALUE,
-    NODE_TYPE_LABEL,
-    NOT_READY_TAINT,
-)
+from bireme.core import labels
 from bireme.core.paths import Paths
 from bireme.plan.instances import Instance, instance_of, load_instances
 from bireme.plan.workloads.model import true_conditions
 
 STORAGE_CLASS = "fake"
 # The nodes that kwok simulates: all fake ones but those with this label.
-MANAGED_NODES = f"{FAKE_LABEL}={FAKE_VALUE},!{CUT_LABEL}"
+MANAGED_NODES = f"{labels.FAKE_LABEL}={labels.FAKE_VALUE},!{labels.CUT_LABEL}"
 
 _NODES_SECONDS = 180
 
@@ -56,7 +49,7 @@ class FakeNodes(Cluster):
     def nodes(self) -> Mapping[str, int]:
         """Number of nodes by type that are there now. Raises BiremeError."""
         nodes = self.api.get("/api/v1/nodes")["items"]
-        types = (node["metadata"]["labels"].get(NODE_TYPE_LABEL) for node in nodes)
+        types = (node["metadata"]["labels"].get(labels.NODE_TYPE_LABEL) for node in nodes)
         return dict(Counter(each for each in types if each))
 
     def prepare(self, nodes: Sequence[tuple[Instance, int]]) -> None:
@@ -69,7 +62,7 @@ class FakeNodes(Cluster):
         body = {
             "metadata": {
                 "name": STORAGE_CLASS,
-                "annotations": {DEFAULT_CLASS_ANNOTATION: str(default).lower()},
+                "annotations": {labels.DEFAULT_CLASS_ANNOTATION: str(default).lower()},
             },
             "provisioner": "bireme/fake",
         }
@@ -118,7 +111,7 @@ class FakeNodes(Cluster):
 
 def _schedulable(node: Mapping[str, Any]) -> bool:
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
-    return "Ready" in true_conditions(node) and NOT_READY_TAINT not in taints
+    return "Ready" in true_conditions(node) and labels.NOT_READY_TAINT not in taints
 
 
 def claim(name: str, size: str, storage_class: str = STORAGE_CLASS, **spec: str) -> dict[str, Any]:

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bireme.core import labels
 from bireme.core.errors import BiremeError
-from bireme.core.labels import (
-    ARCHITECTURE_LABEL,
-    FAKE_LABEL,
-    FAKE_VALUE,
-    HOSTNAME_LABEL,
-    INSTANCE_TYPE_LABEL,
-    NODE_TYPE_LABEL,
-    OS_LABEL,
-    REGION_LABEL,
-    ZONE_LABEL,
-)
 from bireme.plan.instances import Instance, instance_of
 
 REGION = "us-west-2"
@@ -61,14 +51,14 @@ def node_manifest(instance: Instance, index: int, kubernetes: str) -> dict[str, 
         "metadata": {
             "name": name,
             "labels": {
-                INSTANCE_TYPE_LABEL: instance.type,
-                ARCHITECTURE_LABEL: instance.architecture,
-                HOSTNAME_LABEL: name,
-                OS_LABEL: "linux",
-                REGION_LABEL: REGION,
-                ZONE_LABEL: ZONE,
-                FAKE_LABEL: FAKE_VALUE,
-                NODE_TYPE_LABEL: instance.node_type,
+                labels.INSTANCE_TYPE_LABEL: instance.type,
+                labels.ARCHITECTURE_LABEL: instance.architecture,
+                labels.HOSTNAME_LABEL: name,
+                labels.OS_LABEL: "linux",
+                labels.REGION_LABEL: REGION,
+                labels.ZONE_LABEL: ZONE,
+                labels.FAKE_LABEL: labels.FAKE_VALUE,
+                labels.NODE_TYPE_LABEL: instance.node_type,
             },
         },
         "spec": {"taints": instance.taints},

@@ -8,25 +8,13 @@ from typing import Any, ClassVar
 from bireme.core.labels import JOB_INDEX_LABEL
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
-from bireme.plan.workloads.model import (
-    ObservedWorkload,
-    WorkloadKind,
-    WorkloadPlan,
-    count_in,
-    count_of,
-    elastic_bounds,
-    ended,
-    pod_plans,
-    role_of,
-    spec_of,
-    too_long_names,
-)
+from bireme.plan.workloads import model
 
 # Completions move with parallelism, and only in an Indexed Job (KEP-3715).
 _COUNTS = frozenset({"parallelism", "completions"})
 
 
-class Job(WorkloadKind):
+class Job(model.WorkloadKind):
     """batch/v1 Job."""
 
     name = "Job"
@@ -34,21 +22,21 @@ class Job(WorkloadKind):
     suspension: ClassVar[Mapping[str, Any]] = {"suspend": True}
     mutable = _COUNTS | {"activeDeadlineSeconds", "backoffLimit", "suspend", "ttlSecondsAfterFinished"}
 
-    def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
-        spec = spec_of(manifest)
+    def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> model.WorkloadPlan:
+        spec = model.spec_of(manifest)
         template = spec.get("template") or {}
         replicas, is_indexed = pods_at_a_time(spec), spec.get("completionMode") == "Indexed"
         pod_spec = template.get("spec") or {}
-        low, high = elastic_bounds(pod_spec) or (replicas, replicas)
-        unit = count_of(pod_spec, "BIREME_WORKERS_PER_UNIT", 1)
-        spares = min(count_of(pod_spec, "BIREME_SPARES", 0), replicas)
+        low, high = model.elastic_bounds(pod_spec) or (replicas, replicas)
+        unit = model.count_of(pod_spec, "BIREME_WORKERS_PER_UNIT", 1)
+        spares = min(model.count_of(pod_spec, "BIREME_SPARES", 0), replicas)
         names = [f"{manifest.name}-{index}" for index in range(replicas)]
-        role = role_of(manifest, template)
+        role = model.role_of(manifest, template)
         # Only an Indexed Job gives its pods a rank and a host name of their own.
         ranks = [*range(replicas - spares), *[None] * spares] if is_indexed else None
-        pods = pod_plans(names, role, template, instances, names if is_indexed else None, ranks)
+        pods = model.pod_plans(names, role, template, instances, names if is_indexed else None, ranks)
         is_suspended = bool(spec.get("suspend"))
-        return WorkloadPlan(
+        return model.WorkloadPlan(
             manifest.name, self.name, role, replicas, low, high, pods, is_suspended, unit=unit, spares=spares
         )
 
@@ -56,8 +44,8 @@ class Job(WorkloadKind):
         index = pod["metadata"].get("labels", {}).get(JOB_INDEX_LABEL)
         return None if index is None else f"{workload}-{index}"
 
-    def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
-        return ended(self, live, "Complete")
+    def state(self, live: Mapping[str, Any]) -> model.ObservedWorkload:
+        return model.ended(self, live, "Complete")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         status = live.get("status", {})
@@ -67,7 +55,7 @@ class Job(WorkloadKind):
         return {key: value for key, value in super().parts(manifest).items() if key not in _COUNTS}
 
     def refused(self, live: Manifest, wanted: Manifest) -> tuple[str, ...]:
-        before, after = spec_of(live), spec_of(wanted)
+        before, after = model.spec_of(live), model.spec_of(wanted)
         fixed = super().refused(live, wanted)
         is_elastic = after.get("completionMode") == "Indexed" and after.get("completions") == after.get(
             "parallelism"
@@ -77,16 +65,16 @@ class Job(WorkloadKind):
 
     def name_problem(self, manifest: Manifest) -> str | None:
         """The pods of an Indexed Job add ``-<index>`` to its name for their host names."""
-        spec, length = spec_of(manifest), len(manifest.name)
+        spec, length = model.spec_of(manifest), len(manifest.name)
         if spec.get("completionMode") == "Indexed":
-            length += len(f"-{max(0, count_in(spec, 'completions') - 1)}")
-        return too_long_names(length, "pod", "their index")
+            length += len(f"-{max(0, model.count_in(spec, 'completions') - 1)}")
+        return model.too_long_names(length, "pod", "their index")
 
 
 def pods_at_a_time(spec: Mapping[str, Any]) -> int:
     """How many pods a Job of ``spec`` runs at a time: no more than have to complete."""
-    parallelism = count_in(spec, "parallelism")
-    return min(parallelism, count_in(spec, "completions", parallelism))
+    parallelism = model.count_in(spec, "parallelism")
+    return min(parallelism, model.count_in(spec, "completions", parallelism))
 
 
 KINDS = (Job(),)

@@ -7,28 +7,15 @@ from typing import Any, ClassVar
 
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
+from bireme.plan.workloads import model
 from bireme.plan.workloads.job import pods_at_a_time
-from bireme.plan.workloads.model import (
-    ObservedWorkload,
-    PodPlan,
-    WorkloadKind,
-    WorkloadPlan,
-    controller_of,
-    count_in,
-    elastic_bounds,
-    ended,
-    pod_plans,
-    role_of,
-    spec_of,
-    too_long_names,
-)
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 # What a Job adds to the name of each pod: a dash and five characters.
 _POD_SUFFIX = "-abcde"
 
 
-class JobSet(WorkloadKind):
+class JobSet(model.WorkloadKind):
     """jobset.x-k8s.io/v1alpha2 JobSet. A rank counts the pods of one replicated job, Job by Job."""
 
     name = "JobSet"
@@ -39,18 +26,21 @@ class JobSet(WorkloadKind):
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
         return tuple(_template(group) for group in _groups(manifest))
 
-    def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
+    def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> model.WorkloadPlan:
         groups = [*_groups(manifest)]
         pods = tuple(pod for group in groups for pod in _pods(manifest, group, instances))
         count = len(pods)
-        bounds = elastic_bounds(_template(groups[0]).get("spec") or {}) if len(groups) == 1 else None
+        bounds = model.elastic_bounds(_template(groups[0]).get("spec") or {}) if len(groups) == 1 else None
         low, high = bounds or (count, count)
-        role, suspended = pods[-1].role if pods else manifest.name, bool(spec_of(manifest).get("suspend"))
-        return WorkloadPlan(manifest.name, self.name, role, count, low, high, pods, suspended)
+        role, suspended = (
+            pods[-1].role if pods else manifest.name,
+            bool(model.spec_of(manifest).get("suspend")),
+        )
+        return model.WorkloadPlan(manifest.name, self.name, role, count, low, high, pods, suspended)
 
     def owner(self, pod: Mapping[str, Any]) -> str | None:
         """The JobSet makes its pods through Jobs and puts its name on them."""
-        controller = controller_of(pod)
+        controller = model.controller_of(pod)
         is_of_job = controller is not None and controller[0] == "Job"
         return pod["metadata"].get("labels", {}).get(JOBSET_LABEL) if is_of_job else None
 
@@ -58,8 +48,8 @@ class JobSet(WorkloadKind):
         found = pod["spec"].get("hostname")
         return None if found is None else str(found)
 
-    def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
-        return ended(self, live, "Completed")
+    def state(self, live: Mapping[str, Any]) -> model.ObservedWorkload:
+        return model.ended(self, live, "Completed")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         counts = live.get("status", {}).get("replicatedJobsStatus") or ()
@@ -67,11 +57,11 @@ class JobSet(WorkloadKind):
 
     def name_problem(self, manifest: Manifest) -> str | None:
         length = max((_longest_pod_name(manifest, group) for group in _groups(manifest)), default=0)
-        return too_long_names(length, "pod", "job and index")
+        return model.too_long_names(length, "pod", "job and index")
 
 
 def _groups(manifest: Manifest) -> Iterable[Mapping[str, Any]]:
-    return spec_of(manifest).get("replicatedJobs") or ()
+    return model.spec_of(manifest).get("replicatedJobs") or ()
 
 
 def _job_spec(group: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,21 +74,21 @@ def _template(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _pods(
     manifest: Manifest, group: Mapping[str, Any], instances: Mapping[str, Instance]
-) -> tuple[PodPlan, ...]:
-    jobs, pods = count_in(group, "replicas"), pods_at_a_time(_job_spec(group))
+) -> tuple[model.PodPlan, ...]:
+    jobs, pods = model.count_in(group, "replicas"), pods_at_a_time(_job_spec(group))
     base = f"{manifest.name}-{group['name']}"
-    count_in({"replicas": jobs * pods}, "replicas")
+    model.count_in({"replicas": jobs * pods}, "replicas")
     names = [f"{base}-{job}-{pod}" for job in range(jobs) for pod in range(pods)]
     template = _template(group)
-    role = role_of(manifest, template, group["name"])
+    role = model.role_of(manifest, template, group["name"])
     is_indexed = _job_spec(group).get("completionMode", "Indexed") == "Indexed"
     hostnames, ranks = (names, range(len(names))) if is_indexed else (None, None)
-    return pod_plans(names, role, template, instances, hostnames, ranks)
+    return model.pod_plans(names, role, template, instances, hostnames, ranks)
 
 
 def _longest_pod_name(manifest: Manifest, group: Mapping[str, Any]) -> int:
-    last_job = max(0, count_in(group, "replicas") - 1)
-    last_pod = max(0, count_in(_job_spec(group), "completions") - 1)
+    last_job = max(0, model.count_in(group, "replicas") - 1)
+    last_pod = max(0, model.count_in(_job_spec(group), "completions") - 1)
     return len(f"{manifest.name}-{group['name']}-{last_job}-{last_pod}{_POD_SUFFIX}")
 
 

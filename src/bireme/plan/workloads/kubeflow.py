@@ -7,19 +7,10 @@ from typing import Any, ClassVar
 
 from bireme.core.labels import KUBEFLOW_JOB_LABEL
 from bireme.core.manifests import Manifest
-from bireme.plan.workloads.model import (
-    ObservedWorkload,
-    WorkloadKind,
-    controller_of,
-    count_in,
-    ended,
-    part_name,
-    spec_of,
-    too_long_names,
-)
+from bireme.plan.workloads import model
 
 
-class KubeflowJob(WorkloadKind):
+class KubeflowJob(model.WorkloadKind):
     """A job whose ``spec[replicas_field]`` has {replicas, template} by role."""
 
     replicas_field: str
@@ -29,23 +20,23 @@ class KubeflowJob(WorkloadKind):
 
     def roles(self, manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
         """{replicas, template} by role."""
-        return spec_of(manifest).get(self.replicas_field) or {}
+        return model.spec_of(manifest).get(self.replicas_field) or {}
 
     def replicas(self, manifest: Manifest, role: str) -> int:
         """The number of pods of ``role``."""
         found = self.roles(manifest).get(role)
-        return count_in(found, "replicas") if found else 0
+        return model.count_in(found, "replicas") if found else 0
 
     def is_suspended(self, manifest: Manifest) -> bool:
         """Whether the job is to have no pods for now."""
-        return bool((spec_of(manifest).get("runPolicy") or {}).get("suspend"))
+        return bool((model.spec_of(manifest).get("runPolicy") or {}).get("suspend"))
 
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
         return tuple((role or {}).get("template") or {} for role in self.roles(manifest).values())
 
     def owner(self, pod: Mapping[str, Any]) -> str | None:
         """The job that controls the pod, or that the pod's label names where a Job in between does."""
-        controller = controller_of(pod)
+        controller = model.controller_of(pod)
         if controller is None or controller[0] == self.name:
             return controller[1] if controller else None
         job = pod["metadata"].get("labels", {}).get(KUBEFLOW_JOB_LABEL)
@@ -59,17 +50,17 @@ class KubeflowJob(WorkloadKind):
         # A pod that a Job in between makes has a generated name, but the operator's host name.
         return str(pod["spec"].get("hostname") or pod["metadata"]["name"])
 
-    def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
-        return ended(self, live, "Succeeded")
+    def state(self, live: Mapping[str, Any]) -> model.ObservedWorkload:
+        return model.ended(self, live, "Succeeded")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         counts = live.get("status", {}).get("replicaStatuses") or {}
         return not any(role.get("active") for role in counts.values())
 
     def parts(self, manifest: Manifest) -> Mapping[str, Any]:
-        spec, roles = spec_of(manifest), self.roles(manifest)
+        spec, roles = model.spec_of(manifest), self.roles(manifest)
         own = {key: value for key, value in spec.items() if key not in {self.replicas_field, "runPolicy"}}
-        policy = {part_name(key): value for key, value in (spec.get("runPolicy") or {}).items()}
+        policy = {model.part_name(key): value for key, value in (spec.get("runPolicy") or {}).items()}
         templates = {
             self.role_parts.get(role, role.lower()): {k: v for k, v in each.items() if k != "replicas"}
             for role, each in roles.items()
@@ -82,4 +73,4 @@ class KubeflowJob(WorkloadKind):
         return len(manifest.name) + max(map(len, last))
 
     def name_problem(self, manifest: Manifest) -> str | None:
-        return too_long_names(self.longest_host_name(manifest), "host", "role and index")
+        return model.too_long_names(self.longest_host_name(manifest), "host", "role and index")

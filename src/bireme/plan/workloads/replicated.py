@@ -8,20 +8,10 @@ from typing import Any
 from bireme.core.labels import POD_TEMPLATE_HASH_LABEL
 from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
-from bireme.plan.workloads.model import (
-    ObservedWorkload,
-    WorkloadKind,
-    WorkloadPlan,
-    controller_of,
-    count_in,
-    pod_plans,
-    role_of,
-    spec_of,
-    too_long,
-)
+from bireme.plan.workloads import model
 
 
-class Replicated(WorkloadKind):
+class Replicated(model.WorkloadKind):
     """What the three share."""
 
     api_version = "apps/v1"
@@ -29,15 +19,15 @@ class Replicated(WorkloadKind):
     template_part = "pods, one by one"
     fixed = frozenset({"selector"})
 
-    def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
-        spec = spec_of(manifest)
-        template, replicas = spec.get("template") or {}, count_in(spec, "replicas")
-        role = role_of(manifest, template)
+    def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> model.WorkloadPlan:
+        spec = model.spec_of(manifest)
+        template, replicas = spec.get("template") or {}, model.count_in(spec, "replicas")
+        role = model.role_of(manifest, template)
         names = [f"{manifest.name}-{index}" for index in range(replicas)]
-        pods = pod_plans(names, role, template, instances, names if self.has_hostnames else None)
-        return WorkloadPlan(manifest.name, self.name, role, replicas, replicas, replicas, pods)
+        pods = model.pod_plans(names, role, template, instances, names if self.has_hostnames else None)
+        return model.WorkloadPlan(manifest.name, self.name, role, replicas, replicas, replicas, pods)
 
-    def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
+    def state(self, live: Mapping[str, Any]) -> model.ObservedWorkload:
         meta, status = live["metadata"], live.get("status", {})
         has_seen_it = status.get("observedGeneration", 0) >= meta["generation"]
         is_new = status.get("updatedReplicas", 0) >= status.get("replicas", 0)
@@ -45,9 +35,9 @@ class Replicated(WorkloadKind):
         waits = live["spec"].get("updateStrategy", {}).get("type") == "OnDelete"
         wanted = live["spec"].get("replicas")
         if has_seen_it and (is_new or waits):
-            return ObservedWorkload(self.name, meta["name"], "", replicas=wanted)
+            return model.ObservedWorkload(self.name, meta["name"], "", replicas=wanted)
         message = "is still replacing pods of its last version"
-        return ObservedWorkload(self.name, meta["name"], "Updating", message, wanted)
+        return model.ObservedWorkload(self.name, meta["name"], "Updating", message, wanted)
 
 
 class StatefulSet(Replicated):
@@ -68,18 +58,18 @@ class StatefulSet(Replicated):
     )
 
     def claims(self, manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
-        spec = spec_of(manifest)
+        spec = model.spec_of(manifest)
         return {
             f"{template['metadata']['name']}-{manifest.name}-{index}": template["spec"]
             for template in spec.get("volumeClaimTemplates") or ()
-            for index in range(count_in(spec, "replicas"))
+            for index in range(model.count_in(spec, "replicas"))
         }
 
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         return str(pod["metadata"]["name"])
 
     def name_problem(self, manifest: Manifest) -> str | None:
-        return too_long(manifest, 52, "its controller adds an 11-character revision hash")
+        return model.too_long(manifest, 52, "its controller adds an 11-character revision hash")
 
 
 class Deployment(Replicated):
@@ -88,7 +78,7 @@ class Deployment(Replicated):
     name = "Deployment"
 
     def owner(self, pod: Mapping[str, Any]) -> str | None:
-        controller = controller_of(pod)
+        controller = model.controller_of(pod)
         template = pod["metadata"].get("labels", {}).get(POD_TEMPLATE_HASH_LABEL)
         if controller is None or controller[0] != ReplicaSet.name or not template:
             return None
