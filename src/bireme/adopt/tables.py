@@ -36,7 +36,6 @@ def _tables() -> Any:
 
 
 def table(name: str) -> Any:
-    """One table of fields.yaml."""
     return _tables()[name]
 
 

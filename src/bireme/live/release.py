@@ -48,7 +48,6 @@ class Revision(Plain):
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Revision:
-        """From what Helm prints of it."""
         number = int(said["revision"])
         return cls(said["name"], said["namespace"], number, said["status"], said["chart"], said["updated"])
 
@@ -59,7 +58,6 @@ class Revision(Plain):
 
     @property
     def chart_version(self) -> str:
-        """The version of the chart."""
         return self._named[1]
 
     @property

@@ -97,7 +97,6 @@ class Timeline:
 
     @property
     def lost_steps(self) -> int:
-        """Steps that were made again."""
         return sum(world.lost_steps for world in self.worlds)
 
     @property
@@ -110,7 +109,6 @@ class Timeline:
 
     @property
     def summary(self) -> str:
-        """The run in one line."""
         if not self.worlds:
             return f"{self.job}: no world has begun"
         count, most = len(self.worlds), max(len(world.seats) for world in self.worlds)

@@ -72,5 +72,4 @@ class Notes:
         return found
 
     def close(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)

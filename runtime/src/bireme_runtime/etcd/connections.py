@@ -170,7 +170,6 @@ class _LoginPace:
         return True
 
     def reset(self) -> None:
-        """The login has succeeded."""
         self._failures = 0
 
 

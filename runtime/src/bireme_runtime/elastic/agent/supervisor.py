@@ -153,7 +153,6 @@ class Backend:
         return {}
 
     def succeeded(self) -> bool:
-        """Whether the run has ended with success."""
         return False
 
     def hold(self) -> None:

@@ -56,7 +56,6 @@ class Rank:
         self._waited = 0.0
 
     def due(self, step: int) -> bool:
-        """Whether a snapshot is made of this step."""
         return self.on and step % self.every == 0
 
     @contextlib.contextmanager
@@ -167,7 +166,6 @@ class Rank:
 
 @functools.cache
 def here() -> Rank:
-    """The snapshots of this process."""
     return Rank()
 
 
