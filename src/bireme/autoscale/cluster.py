@@ -113,9 +113,9 @@ class RunningJob:
 class World:
     """The objects of a cluster at one moment.
 
-    ``quotas``: by the key of a job in a queue, how many workers more its queue has quota for.
-    ``measured``: by the key of a job, the value of its query. ``saving``: the keys of jobs that write a
-    checkpoint."""
+    ``quotas``: by the key of a job in a queue, how many workers more its queue has quota for. ``measured``:
+    by the key of a job, the value of its query. ``saving``: the keys of jobs that write a checkpoint.
+    """
 
     nodes: Sequence[Object]
     pods: Sequence[Object]

@@ -236,11 +236,9 @@ def fit(
 ) -> list[str]:
     """Why not all ``pods`` can run on ``nodes``, as sentences; empty when they can.
 
-    ``nodes``: instance type or ``cpu`` → number, or what each of them offers, as quantities.
-
-    Pods that are bound to instance types go there; the others take what is left on the nodes that they may
-    run on. Taints and pod affinities are ignored. Nodes are assumed to set
-    aside the huge pages that their pods ask for.
+    ``nodes``: instance type or ``cpu`` → number, or what each of them offers, as quantities. Pods that are
+    bound to instance types go there; the others take what is left on the nodes that they may run on. Taints
+    and pod affinities are ignored. Nodes are assumed to set aside the huge pages that their pods ask for.
     """
     cluster = [
         _Node(instance, offered)

@@ -33,7 +33,6 @@ class StagingSettings:
     """What to stage and where. `sources` have the keys url, path, sha256, sums and extract.
 
     With `is_root`, the target is the root of a claim, which nothing can be renamed to (see claim/root.py).
-
     `prepare` identifies the script that runs between `stage` and `publish`. With `is_held`, a process of this
     pod holds the lock from the first step to the last. `upload` is a URL in S3 to which the dataset is
     uploaded as well.

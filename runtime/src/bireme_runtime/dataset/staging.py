@@ -38,9 +38,8 @@ def stage(
 ) -> bool:
     """Copy this index's share of the items; index 0 then waits for the other shares, and unpacks.
 
-    Returns False when the target has this dataset already.
-
-    Raises SourceError, Unreachable, Changed, CredentialsError or Corrupt.
+    Returns False when the target has this dataset already. Raises SourceError, Unreachable, Changed,
+    CredentialsError or Corrupt.
     """
     with settings.lists() as lists:
         place.take_back()
@@ -134,11 +133,8 @@ def publish(
 ) -> bool:
     """Write the manifest, and put the staged dataset in its place.
 
-    `split` makes shards of files that are staged, and returns the number of records of each.
-
-    Raises Corrupt, Changed, or at a root SourceError.
-
-    Returns False where nothing is staged, or index is not 0.
+    `split` makes shards of files that are staged, and returns the number of records of each. Raises Corrupt,
+    Changed, or at a root SourceError. Returns False where nothing is staged, or index is not 0.
     """
     share = share_of(settings, 0)
     if settings.index != 0 or share is None:

@@ -127,9 +127,8 @@ def told(pid: int, what: str) -> bytes:
 def kill_descendants(seconds: float = 5.0, but: int = 0) -> list[int]:
     """Send SIGKILL to all descendants of this process and reap them. Returns those that do not end in time.
 
-    ``but``: the id of one that stays.
-
-    A process in an uninterruptible wait (state D) ends only when the wait does.
+    ``but``: the id of one that stays. A process in an uninterruptible wait (state D) ends only when the wait
+    does.
     """
     deadline = time.monotonic() + seconds
     while True:
