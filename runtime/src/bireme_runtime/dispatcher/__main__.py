@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from bireme_runtime.dispatcher.client import Dispatcher, DispatcherError, Unavailable
 from bireme_runtime.process.exits import CONFIG, FAILED, TEMPORARY, USAGE
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("wait-finished", help="wait until the last trainer has left after the last pass")
     commands.add_parser("delete", help="delete the dataset, which must have no trainers")
     status = commands.add_parser("status", help="show passes, counts, trainers and failed shards")
-    status.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    status.add_argument("-o", "--output", choices=("json",))
     return parser
 
 
@@ -72,8 +72,7 @@ def _act_as_client(options: argparse.Namespace, dispatcher: Dispatcher) -> int:
         dispatcher.delete()
         print(f"dataset {dispatcher.dataset} is deleted")
     else:
-        status = dispatcher.status()
-        print(json.dumps(status, indent=2) if options.output == "json" else _table(status))
+        print(json.dumps(dispatcher.status(), indent=2))
     return 0
 
 
@@ -81,23 +80,6 @@ def _lines(file: str) -> list[str]:
     with contextlib.ExitStack() as stack:
         source = sys.stdin if file == "-" else stack.enter_context(open(file, encoding="utf-8"))
         return [line.strip() for line in source if line.strip()]
-
-
-def _table(status: Mapping[str, Any]) -> str:
-    lines = [f"leader {status['leader']}"]
-    for each in status["datasets"]:
-        if not each["defined"]:
-            lines.append(f"{each['dataset']}: not defined yet, {len(each['trainers'])} trainers wait")
-            continue
-        end = "finished" if each["finished"] else "over" if each["over"] else f"pass {each['pass'] + 1}"
-        counts = ", ".join(f"{each[state]} {state}" for state in ("todo", "pending", "done", "failed"))
-        lines.append(f"{each['dataset']}: {end} of {each['passes']}, {counts}")
-        for trainer in each["trainers"]:
-            hand = ", ".join(trainer["inHand"]) or "nothing"
-            speed = f"{trainer['done']} done, {trainer['perSecond']}/s"
-            lines.append(f"  {trainer['trainer']}: {speed}, has {hand}")
-        lines += [f"  given up: {name}" for name in each["failedShards"]]
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":
