@@ -24,6 +24,7 @@ from bireme.tools import Toolbox
 
 if TYPE_CHECKING:
     from bireme.clusters import base
+    from bireme.clusters.registry import Provider
     from bireme.live.deploy import Deployer, ReleaseStatus
     from bireme.live.release import Releases
     from bireme.plan.instances import Instance
@@ -69,7 +70,7 @@ class Workbench:
     def charts(self) -> Charts:
         return Charts(self.paths, self.toolbox)
 
-    def provider(self, name: str) -> base.Provider:
+    def provider(self, name: str) -> Provider:
         from bireme.clusters.registry import provider
 
         return provider(name, self.paths, self.toolbox, self.err)
