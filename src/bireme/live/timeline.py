@@ -7,15 +7,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from bireme.core.errors import BiremeError
+from bireme.core.plain import Plain
 
 _NAMED = 5
 
 
-@dataclass(frozen=True)
-class WorldMember:
+class WorldMember(NamedTuple):
     """A worker of a world by its name (the index of its pod); ``start`` differs for each of its agents."""
 
     worker: str
@@ -24,7 +24,7 @@ class WorldMember:
 
 
 @dataclass(frozen=True)
-class World:
+class World(Plain):
     """One round. Times are in seconds since 1970. ``seats`` are by rank, ``steps`` are times and steps.
 
     ``cause`` is the kind of what began it: began, failed, hang, lost, joined or restarted.
@@ -32,6 +32,8 @@ class World:
     ``lost_seconds`` passed between the last step of the round before and the first new one.
     ``blocked_seconds`` are those of one worker in snapshots.
     """
+
+    names: ClassVar[Mapping[str, str]] = {"begin": "time", "seats": "workers", "steps": "samples"}
 
     round: int
     begin: float
@@ -52,10 +54,15 @@ class World:
         (began, first), (ended, last) = self.steps[0], self.steps[-1]
         return max(0.0, (last - first) / (ended - began))
 
+    def to_json(self) -> dict[str, Any]:
+        return super().to_json() | {"stepsPerSecond": round(self.steps_per_second, 4)}
+
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(Plain):
     """What is known of a run until ``now``. The first of ``worlds`` may not be the run's first."""
+
+    names: ClassVar[Mapping[str, str]] = {"now": "time"}
 
     job: str
     now: float
@@ -89,7 +96,7 @@ class Timeline:
             worlds.append(
                 World(
                     int(record["round"]), begin, _end(record, after, float(answer["time"])),
-                    cause, why, seats, steps, int(record.get("lostSteps", 0)), lost,
+                    cause, why, seats, steps, int(record.get("lostSteps", 0)), round(lost, 1),
                     float(record.get("blockedSeconds", 0.0)),
                 )
             )  # fmt: skip
@@ -121,28 +128,7 @@ class Timeline:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON for ``-o json``; `of` reads it too."""
-        return {
-            "job": self.job,
-            "time": self.now,
-            "lostSteps": self.lost_steps,
-            "goodput": self.goodput,
-            "worlds": [
-                {
-                    "round": world.round,
-                    "time": world.begin,
-                    "end": world.end,
-                    "cause": world.cause,
-                    "why": world.why,
-                    "workers": [[seat.worker, seat.node, seat.start] for seat in world.seats],
-                    "samples": [list(each) for each in world.steps],
-                    "stepsPerSecond": round(world.steps_per_second, 4),
-                    "lostSteps": world.lost_steps,
-                    "lostSeconds": round(world.lost_seconds, 1),
-                    "blockedSeconds": world.blocked_seconds,
-                }
-                for world in self.worlds
-            ],
-        }
+        return super().to_json() | {"lostSteps": self.lost_steps, "goodput": self.goodput}
 
 
 def read(text: str, name: str) -> Timeline:
