@@ -64,6 +64,7 @@ def readme_picture() -> str:
 
 
 def write_docs(paths: Paths) -> None:
+    """Write all generated documents."""
     toolbox = Toolbox(paths)
     for template in paths.charts.glob("*/README.md.gotmpl"):
         made = chart_readme(paths, toolbox, template.parent.name)

@@ -288,6 +288,7 @@ def _timestamp(time: int) -> str:
 
 
 def chart_yaml(archive: Path) -> str:
+    """Chart.yaml of a packed chart."""
     return next(iter(contents(archive).values())).decode()
 
 
@@ -404,6 +405,7 @@ def _sha256(file: Path) -> str:
 
 
 def build_python(source: Path, folder: Path, time: int) -> None:
+    """The wheel and the sdist of the project in ``source``."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-t", "wheel", "-d", str(folder)]
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(time)}
     subprocess.run(command, cwd=source, env=environment, capture_output=True, check=True)

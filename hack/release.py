@@ -53,6 +53,7 @@ class Packed:
 
     @classmethod
     def read(cls, toolbox: Toolbox, chart: Path) -> Packed:
+        """Pack the chart in the folder ``chart``."""
         with tempfile.TemporaryDirectory() as scratch:
             packed = contents(pack_chart(toolbox, chart, Path(scratch), 0))
         files = {name.partition("/")[2]: content for name, content in packed.items()}
@@ -97,6 +98,7 @@ def version_of(text: str) -> Version:
 
 
 def dotted(version: Version) -> str:
+    """A version as text."""
     return ".".join(map(str, version))
 
 
@@ -173,6 +175,7 @@ class Tree:
         ]
 
     def proposed(self) -> Version:
+        """The version of the next release."""
         return max([self.harness, *(next_version(old.version, old, new) for old, new in self.changed)])
 
 

@@ -75,6 +75,7 @@ class _Made:
         self.content: dict[str, Any] = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": {}}
 
     def form(self, *runtime: Document) -> Form:
+        """The form of what was put."""
         return Form(replace(self.document, content=self.content), [self.document, *runtime], self.moves)
 
     def put(self, place: Place, value: Any, origin: Place, source: int = 0) -> Any:

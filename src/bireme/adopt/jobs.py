@@ -400,6 +400,7 @@ def _carried(values: Mapping[str, Any], row: Row | None, part: Part) -> Any:
 
 
 def _holds(ours: Any, theirs: Any) -> bool:
+    """Whether ``ours`` has all that ``theirs`` has."""
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
         return all(key in ours and _holds(ours[key], each) for key, each in theirs.items())
     if isinstance(theirs, list) and isinstance(ours, list):

@@ -36,6 +36,7 @@ def _tables() -> Any:
 
 
 def table(name: str) -> Any:
+    """One table of fields.yaml."""
     return _tables()[name]
 
 

@@ -60,6 +60,7 @@ class RunningJob:
 
     @property
     def key(self) -> str:
+        """Its name in logs and decisions."""
         return f"{self.namespace}/{self.name}"
 
     @property
@@ -69,6 +70,7 @@ class RunningJob:
 
     @property
     def spec(self) -> Object:
+        """The spec of its workers' pods."""
         found: Object = self.live["spec"]["template"]["spec"]
         return found
 

@@ -102,6 +102,7 @@ class Coverage:
         file.write_text(self.html() if file.suffix == ".html" else self.lcov(), encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
+        """The parts that ran, of all templates and of each."""
         files = [{"file": each.file, **Coverage((each,))._parts} for each in self.files]
         return {**self._parts, "files": files}
 

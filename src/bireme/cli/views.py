@@ -210,6 +210,7 @@ def tools_view(tools: Iterable[ToolStatus]) -> RenderableType:
 
 
 def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
+    """The clusters that Bireme made."""
     rows = []
     for info in clusters:
         nodes = ", ".join(f"{name}={count}" for name, count in info.nodes.items())
@@ -220,6 +221,7 @@ def clusters_view(clusters: Iterable[ClusterInfo]) -> RenderableType:
 
 
 def releases_view(releases: Sequence[Summary]) -> RenderableType:
+    """The releases on a cluster."""
     if not releases:
         return Text("there are no releases: bireme install makes one")
     rows = []
@@ -313,6 +315,7 @@ def _last_words(pods: Sequence[ObservedPod]) -> Iterable[Text]:
 
 
 def _lacks(pods: Sequence[ObservedPod]) -> Iterable[Text]:
+    """What pods do without, a sentence each."""
     live = [pod for pod in pods if pod.is_live]
     for lack, count in Counter(pod.lack for pod in live if pod.lack).items():
         yield Text(f"! {count} of {len(live)} pods: {lack}", style="yellow")
@@ -346,6 +349,7 @@ def worker_status_view(status: WorkerStatus, unit: int = 1) -> RenderableType:
 
 
 def timeline_view(run: Timeline) -> RenderableType:
+    """The worlds of a run in a table."""
     from bireme.live.timeline import clock, lasted
 
     columns = ["round", "began (UTC)", "lasted", "workers", "step", "per second", "lost", "why"]

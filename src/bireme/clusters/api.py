@@ -63,6 +63,7 @@ class Api:
         self.server: str = self._client.configuration.host
 
     def close(self) -> None:
+        """Close the connections."""
         self._client.rest_client.close()
 
     def greet(self) -> None:

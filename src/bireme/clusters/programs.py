@@ -33,6 +33,7 @@ class Program:
         self.check_alive()
 
     def has_ended(self) -> bool:
+        """Whether the process is gone."""
         return self.process.poll() is not None
 
     def check_alive(self) -> None:

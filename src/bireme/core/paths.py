@@ -24,14 +24,17 @@ class Paths:
 
     @property
     def charts(self) -> Path:
+        """The chart collection."""
         return self.root / "charts"
 
     @property
     def values(self) -> Path:
+        """Instance and workload values files."""
         return self.root / "values"
 
     @property
     def schemas(self) -> Path:
+        """JSON Schema sources."""
         return self.root / "schemas"
 
     @property

@@ -121,6 +121,7 @@ class Verdict:
     remarks: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
         report = self.report
         return {
             "efa": report.is_efa,

@@ -339,9 +339,11 @@ class LiveRelease:
         self._read_workloads_and_nodes()
 
     def pods(self) -> tuple[ObservedPod, ...]:
+        """The pods, by name."""
         return tuple(self._observed(pod) for _, pod in sorted(self._raw.items()))
 
     def compared(self) -> Observation:
+        """The pods, and how they differ from the plan."""
         pods = self.pods()
         return Observation(pods, compare(self._plan, pods, self._workloads), self._workloads)
 

@@ -106,6 +106,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Whether the API server says that the pod is ready."""
     return "Ready" in true_conditions(pod)
 
 

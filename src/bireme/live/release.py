@@ -48,6 +48,7 @@ class Revision(Plain):
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Revision:
+        """From what Helm prints of it."""
         number = int(said["revision"])
         return cls(said["name"], said["namespace"], number, said["status"], said["chart"], said["updated"])
 
@@ -58,6 +59,7 @@ class Revision(Plain):
 
     @property
     def chart_version(self) -> str:
+        """The version of the chart."""
         return self._named[1]
 
     @property

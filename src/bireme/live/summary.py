@@ -40,6 +40,7 @@ class Summary:
         return f"{seconds // size}{unit}"
 
     def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
         seen = {"phase": self.phase, "workers": {"ready": self.ready, "planned": self.planned}}
         return self.revision.to_json() | seen | {"accelerators": self.accelerators, "queue": self.queue}
 

@@ -104,6 +104,7 @@ class Timeline(Plain):
 
     @property
     def lost_steps(self) -> int:
+        """Steps that were made again."""
         return sum(world.lost_steps for world in self.worlds)
 
     @property
@@ -116,6 +117,7 @@ class Timeline(Plain):
 
     @property
     def summary(self) -> str:
+        """The run in one line."""
         if not self.worlds:
             return f"{self.job}: no world has begun"
         count, most = len(self.worlds), max(len(world.seats) for world in self.worlds)

@@ -42,6 +42,7 @@ class Change(Plain):
 
     @property
     def sentence(self) -> str:
+        """The change as one line for people."""
         return f"{self.object}: {self.what}"
 
 
@@ -62,6 +63,7 @@ class Changes:
         return shown or ["nothing changes"]
 
     def to_json(self) -> dict[str, Any]:
+        """Plain JSON for ``-o json``."""
         return {"refused": self.is_refused, "changes": [change.to_json() for change in self.changes]}
 
 

@@ -121,6 +121,7 @@ class Fleet:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
+        """A group for each type of ``nodes``."""
         return tuple(self._group(name, count) for name, count in self.nodes.items())
 
     def _group(self, node_type: str, count: int) -> Group:

@@ -41,6 +41,7 @@ class ToolStatus:
     note: str | None = None
 
     def to_json(self) -> dict[str, str | None]:
+        """Plain JSON, for ``-o json``."""
         return asdict(self) | {"path": str(self.path) if self.path else None}
 
 

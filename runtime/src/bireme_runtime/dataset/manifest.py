@@ -103,6 +103,7 @@ def paths_in(folder: Path) -> Iterator[str]:
 
 
 def size_of(file: str) -> int | None:
+    """The size of a file; None if there is none."""
     found = _stat(file)
     return found.st_size if found and stat.S_ISREG(found.st_mode) else None
 

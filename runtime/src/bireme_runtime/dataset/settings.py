@@ -25,6 +25,7 @@ class Shards:
 
     @property
     def names(self) -> list[str]:
+        """The names of the shards."""
         return [f"{self.file}-{number:05d}" for number in range(self.count)]
 
 

@@ -21,4 +21,5 @@ def spans(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def numbers_of(spans: Iterable[Iterable[int]]) -> set[int]:
+    """The numbers in `spans`."""
     return {number for first, end in spans for number in range(first, end)}

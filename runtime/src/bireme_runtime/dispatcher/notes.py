@@ -72,4 +72,5 @@ class Notes:
         return found
 
     def close(self) -> None:
+        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -219,9 +219,11 @@ class Pace:
         self._from: tuple[list[int], float] | None = None
 
     def start(self, world: int) -> None:
+        """The processes of a world of this size start."""
         self._world, self._skip, self._from = world, self._WARM_UP, None
 
     def saw(self, numbers: list[int], when: float) -> None:
+        """This step has ended."""
         before, since = self._from or (numbers, when)
         steps = numbers[-1] - before[-1] if numbers[:-1] == before[:-1] else -1
         if steps > 0 and when - since < self._PIECE_SECONDS:

@@ -105,6 +105,7 @@ class Client:
         return snapshot_of(revision_of(answer), answer)
 
     def spans(self, *spans: Span) -> tuple[Snapshot, ...]:
+        """Read several spans at one revision."""
         answer = self.call("/v3/kv/txn", {"success": [{"request_range": span.reading} for span in spans]})
         revision = revision_of(answer)
         return tuple(snapshot_of(revision, each["response_range"]) for each in answer["responses"])
@@ -479,6 +480,7 @@ class Watch:
             yield revision_of(result), tuple(event_of(event) for event in result.get("events", ()))
 
     def close(self) -> None:
+        """End the watch and the iteration over it."""
         self._stream.close()
 
 

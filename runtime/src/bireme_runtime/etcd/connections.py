@@ -170,6 +170,7 @@ class _LoginPace:
         return True
 
     def reset(self) -> None:
+        """The login has succeeded."""
         self._failures = 0
 
 

@@ -253,6 +253,7 @@ def wants_login(refused: Refused) -> bool:
 
 
 def auth_is_off(refused: Refused) -> bool:
+    """Whether this etcd has no users."""
     return "authentication is not enabled" in str(refused)
 
 
@@ -284,11 +285,13 @@ def snapshot_of(revision: int, answer: Mapping[str, Any]) -> Snapshot:
 
 
 def event_of(event: Mapping[str, Any]) -> Event:
+    """One event of a watch."""
     last = _text(event.get("prev_kv", {}).get("value", ""))
     return Event(_key_value(event.get("kv", {})), event.get("type") == "DELETE", last)
 
 
 def members_of(answer: Mapping[str, Any]) -> tuple[ClusterMember, ...]:
+    """The members that an answer lists."""
 
     def member(raw: Mapping[str, Any]) -> ClusterMember:
         urls: Iterable[Any] = (raw.get("peerURLs", ()), raw.get("clientURLs", ()))

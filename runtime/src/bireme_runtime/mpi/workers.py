@@ -22,10 +22,12 @@ class Workers:
 
     @property
     def present(self) -> list[str]:
+        """The hosts that answer."""
         return [host for host in self.hosts if host in self._connections]
 
     @property
     def missing(self) -> list[str]:
+        """The hosts that do not answer."""
         return [host for host in self.hosts if host not in self._connections]
 
     @property

@@ -69,6 +69,7 @@ class MpiWorld:
         return tuple(host.partition(".")[0] for host in self.hosts)
 
     def hostfile(self) -> str:
+        """The content of the host file."""
         form = "{}:{}" if self.implementation in _HYDRA else "{} slots={}"
         return "".join(f"{form.format(host, self.slots)}\n" for host in self.hosts)
 

@@ -306,4 +306,5 @@ class _ServerConnection:
         self._runtime._worker.client_flush()
 
     def pull(self) -> None:
+        """Pull the current dense parameters."""
         self._runtime._pull_all_dense(self._runtime.scopes, self._runtime._send_ctx, self._dense)

@@ -443,6 +443,7 @@ class Client:
         return View(**{**view, "servers": tuple(view["servers"])})
 
     def mark_initialised(self, attempt: int) -> None:
+        """Record that the parameters are on the servers."""
         self._ask("/initialised", {"attempt": attempt, "mark": True})
 
     def is_initialised(self, attempt: int, seconds: float = 0.0) -> bool:
@@ -450,6 +451,7 @@ class Client:
         return bool(self._ask("/initialised", {"attempt": attempt, "mark": False, "seconds": seconds}))
 
     def begun_from(self, attempt: int) -> Save | None:
+        """The save from which the attempt began."""
         while (begun := self._ask("/begun-from", {}))["attempt"] != attempt:
             # The attempt is over: the supervisor is about to end this process.
             time.sleep(0.2)
@@ -463,6 +465,7 @@ class Client:
         return str(self._ask("/point-to", {"attempt": attempt, "name": name}))
 
     def size(self, number: int) -> int:
+        """The number of trainers of a pass."""
         return int(self._ask("/size", {"pass": number}))
 
     def progress(self, index: int) -> tuple[int, int]:

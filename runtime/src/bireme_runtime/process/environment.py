@@ -34,6 +34,7 @@ def integer(env: Mapping[str, str], name: str, default: int | None = None, least
 
 
 def seconds(env: Mapping[str, str], name: str, default: float) -> float:
+    """The value as a number of seconds."""
     text = env.get(name) or str(default)
     try:
         return float(text)

@@ -53,6 +53,7 @@ def reason(error: BaseException) -> str:
 
 
 def accepts(address: Address, timeout: float) -> bool:
+    """Whether something listens there."""
     try:
         socket.create_connection((address.host, address.port), timeout).close()
     except OSError:
@@ -160,6 +161,7 @@ class Connection:
             raise Unreachable(f"{self.address}: {reason(error)}") from error
 
     def close(self) -> None:
+        """Close the connection, if there is one."""
         if self._connection is not None:
             self._connection.close()
         self._connection = None

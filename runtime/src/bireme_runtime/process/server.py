@@ -66,6 +66,7 @@ class Response:
         return cls(status, json.dumps(body).encode(), headers or {})
 
     def encode(self) -> bytes:
+        """The bytes to send."""
         headers = {"Content-Type": "application/json", **self.headers, "Content-Length": len(self.body)}
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         phrase = HTTPStatus(self.status).phrase
@@ -203,6 +204,7 @@ class Background:
         begun.wait()
 
     def close(self) -> None:
+        """Close the port and all connections."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 

@@ -142,6 +142,7 @@ class FolderSource:
         self._folder = folder
 
     def has(self, name: str) -> bool:
+        """Whether the folder has this file or folder now."""
         return (self._folder / name).exists()
 
     def entries(self) -> Iterator[Entry]:
@@ -223,6 +224,7 @@ class Part:
 
     @classmethod
     def whole(cls, file: str | Path) -> Part:
+        """All of a file."""
         return cls(file, 0, os.stat(file).st_size)
 
     def chunks(self) -> Iterator[bytes]:

@@ -23,6 +23,7 @@ class KubeflowJob(model.WorkloadKind):
         return model.spec_of(manifest).get(self.replicas_field) or {}
 
     def replicas(self, manifest: Manifest, role: str) -> int:
+        """The number of pods of ``role``."""
         found = self.roles(manifest).get(role)
         return model.count_in(found, "replicas") if found else 0
 

@@ -45,10 +45,12 @@ class PodPlan(Plain):
 
     @property
     def accelerators(self) -> int:
+        """Accelerators it asks for, of any kind."""
         return accelerators(self.resources)
 
     @property
     def efa(self) -> int:
+        """EFA interfaces it asks for."""
         return int(quantity(self.resources.get(EFA, "0")))
 
 

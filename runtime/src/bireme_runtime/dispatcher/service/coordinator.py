@@ -90,6 +90,7 @@ class Work:
     _rated: float = 0.0
 
     def acknowledged(self, shard: int, token: int, now: float) -> None:
+        """Count a shard."""
         self._rate = self._rate * math.exp(-(now - self._rated) / _RATE_SECONDS) + 1 / _RATE_SECONDS
         self._rated, self.last, self.done = now, (shard, token), self.done + 1
 
@@ -163,6 +164,7 @@ class DatasetState:
         return self.definition.shards - self.done - len(self.failed) - len(self.held)
 
     def status(self, now: float) -> dict[str, Any]:
+        """The status."""
         definition = self.definition
         return {
             "dataset": self.keys.dataset,
@@ -295,9 +297,11 @@ class Coordinator:
         return self.datasets[dataset]
 
     def is_defined(self, dataset: str) -> bool:
+        """Whether the shards of a dataset have been added."""
         return dataset in self.datasets and self.datasets[dataset].definition is not None
 
     def may_answer(self, request: TrainerRequest) -> bool:
+        """Whether a request that had to wait may be answered now."""
         state = self.datasets.get(request.dataset)
         if state is None:
             return request.verb == "delete"
@@ -420,6 +424,7 @@ class Coordinator:
         return _ready(Answer(200, {"finished": True})) if state.finished else None
 
     def report(self) -> dict[str, Any]:
+        """The status."""
         now = self._clock()
         return {
             "commits": self.commits,

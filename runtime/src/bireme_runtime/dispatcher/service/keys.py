@@ -27,10 +27,12 @@ DEFAULT_PREFIX = "/bireme/dispatcher/"
 
 
 def leader_key(prefix: str) -> str:
+    """The key of the leader."""
     return f"{prefix}leader"
 
 
 def datasets_of(prefix: str) -> str:
+    """The prefix of the keys that register datasets."""
     return f"{prefix}datasets/"
 
 
@@ -79,6 +81,7 @@ def _index(shard: int | None) -> str:
 
 
 def trainers_of(prefix: str) -> str:
+    """The prefix of the keys of all trainers."""
     return f"{prefix}trainers/"
 
 

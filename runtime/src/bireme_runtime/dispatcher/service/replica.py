@@ -71,10 +71,12 @@ class Replica:
 
     @property
     def leads(self) -> bool:
+        """Whether this replica leads."""
         return bool(self.leader) and self.leader == self._address
 
     @property
     def is_alive(self) -> bool:
+        """Whether its thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:

@@ -53,6 +53,7 @@ class Definition:
 
     @property
     def blocks(self) -> int:
+        """The number of blocks of names."""
         return -(-self.shards // self.block)
 
     def start_of(self, block: int) -> int:
@@ -60,6 +61,7 @@ class Definition:
         return min(block * self.block, self.shards)
 
     def to_json(self) -> str:
+        """The value of the key."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod

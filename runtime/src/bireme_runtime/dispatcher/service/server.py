@@ -112,6 +112,7 @@ class Service:
             self._pool.shutdown(wait=False)
 
     async def answer(self, request: Request, is_connected: Callable[[], bool]) -> Response:
+        """The response to one request."""
         try:
             return await self._route(request, is_connected)
         except (BadRequest, ValueError) as error:
@@ -158,6 +159,7 @@ class Service:
         return _response(await self._ask(TrainerRequest.from_json(verb, dataset, body), wait, is_connected))
 
     def _elsewhere(self, request: Request) -> Response:
+        """Redirect to the leader."""
         leader = self._replica.leader
         if not leader or leader == self._settings.advertise:
             body = {"error": "no leader at the moment: try again"}

@@ -65,11 +65,13 @@ class Said:
         self._prefix = b""
 
     def start(self) -> None:
+        """The processes start anew."""
         self._found.clear()
         self._last.clear()
         self._open = None
 
     def take(self, line: bytes) -> None:
+        """Take one line."""
         now = time.monotonic()
         if self._open is None:
             prefix = _BEFORE.match(line)
@@ -183,6 +185,7 @@ class Observer:
         self._copier.start()
 
     def enter(self) -> None:
+        """This worker starts."""
         self._ask(lambda: self._ledger.enter(self._worker, self._node), None)
         if self._marks is None:
             self._marks = self._ask(self._ledger.marks, None)
@@ -216,6 +219,7 @@ class Observer:
             self._ask(lambda: past.world(self.starts.round, cause, more), None)
 
     def started(self, facts: Mapping[str, Any]) -> None:
+        """The processes have started."""
         self._processes = [(int(pid), int(rank), int(slot)) for pid, rank, slot in facts["processes"]]
         self.starts.ranks = {slot: rank for _, rank, slot in self._processes}
 
@@ -290,6 +294,7 @@ class Observer:
             return self._told[1]
 
     def words(self) -> str:
+        """What the processes said last."""
         return self._said.words()
 
     def close(self) -> None:

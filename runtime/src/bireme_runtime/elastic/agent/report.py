@@ -44,6 +44,7 @@ class Reporter:
         return cls(os.environ.pop(REPORT_FD, ""), os.environ.pop(ANSWER_FD, ""))
 
     def ended(self, cause: str, code: int, error: str) -> None:
+        """How this run of torchrun ended."""
         self._tell("ended", {"cause": cause, "code": code, "error": error[:500]})
 
     def starting(self, round: int, rank: int, world: int) -> None:
@@ -95,6 +96,7 @@ class Listener:
         self._thread = threading.Thread(target=self._listen, name="bireme-report", daemon=True)
 
     def started(self) -> None:
+        """The agent has its ends of the pipes."""
         for descriptor in self._theirs:
             os.close(descriptor)
         self._thread.start()

@@ -153,6 +153,7 @@ class Backend:
         return {}
 
     def succeeded(self) -> bool:
+        """Whether the run has ended with success."""
         return False
 
     def hold(self) -> None:

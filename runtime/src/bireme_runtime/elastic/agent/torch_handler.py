@@ -233,6 +233,7 @@ class Tether:
         return False
 
     def close(self) -> None:
+        """End it."""
         if self._socket:
             self._socket.close()
             self._socket = None
@@ -357,6 +358,7 @@ def takes_use_libuv() -> bool:
 
 
 def free_port() -> int:
+    """A port on which nothing listens."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as sock:
         sock.bind(("", 0))
         return int(sock.getsockname()[1])

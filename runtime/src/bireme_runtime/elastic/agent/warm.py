@@ -104,6 +104,7 @@ class Template:
         return int(answer["pid"])
 
     def close(self) -> None:
+        """End the template."""
         self._socket.close()
 
 
@@ -214,9 +215,11 @@ class Forked:
             os.kill(self.pid, number)
 
     def terminate(self) -> None:
+        """Send SIGTERM."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

@@ -67,6 +67,7 @@ class Failure:
 
     @property
     def last_line(self) -> str:
+        """What it said last."""
         return self.words.rstrip().rpartition("\n")[2].strip()
 
     @property
@@ -169,6 +170,7 @@ class Ledger:
         return self._marks
 
     def add(self, failure: Failure) -> None:
+        """Record a failure of this worker."""
         # Without etcd rounds have no numbers.
         self._own.append(replace(failure, round=len(self._own)))
 
@@ -274,6 +276,7 @@ class EtcdLedger(Ledger):
         return [failure for kv in found if (failure := _failure(kv))]
 
     def nodes(self) -> dict[str, str]:
+        """The node of each worker that has started."""
         return self._values("nodes")
 
     def _values(self, name: str) -> dict[str, str]:

@@ -96,4 +96,5 @@ class History:
 
 
 def round_time(seconds: float) -> float:
+    """A time as it is kept."""
     return round(seconds, 1)

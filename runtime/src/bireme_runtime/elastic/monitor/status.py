@@ -38,6 +38,7 @@ class Starts:
     _next: str = ""
 
     def because(self, cause: str) -> None:
+        """The next start has this cause."""
         self._next = cause
         self.world = 0
 
@@ -77,6 +78,7 @@ class WorkerStatus:
         self._known: tuple[float, dict[str, Any]] = (0.0, {})
 
     def answer(self, request: Request) -> Response:
+        """The answer to a request."""
         if request.path == "/metrics":
             return Response(200, self.metrics().encode(), {"Content-Type": "text/plain; version=0.0.4"})
         if request.path == "/v1/status":
@@ -92,6 +94,7 @@ class WorkerStatus:
         return Response.of(404, "there are /metrics, /v1/ranks, /v1/status and /v1/timeline")
 
     def metrics(self) -> str:
+        """The text format of Prometheus."""
         seen, starts = self._progress, self._starts
         seen.look()
         lines: list[str] = []
@@ -148,6 +151,7 @@ class WorkerStatus:
         return "\n".join(lines) + "\n"
 
     def status(self) -> dict[str, Any]:
+        """The run as this worker knows it, as JSON."""
         self._progress.look()
         seen, starts = self._progress, self._starts
         return {

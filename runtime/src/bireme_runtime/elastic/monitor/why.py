@@ -55,6 +55,7 @@ class Call:
 
     @property
     def text(self) -> str:
+        """The call in words."""
         shape = _shape(self.sizes, self.dtypes)
         of, at = f", of {shape}" if shape else "", f" at {self.line}" if self.line else ""
         return f"{self.name} {self.number} of {self.group}{of}{at}"
@@ -119,6 +120,7 @@ class Cause:
 
     @property
     def remedy(self) -> str:
+        """What to do."""
         return _REMEDIES[self.kind]
 
 

@@ -545,6 +545,7 @@ class Rendezvous:
             self._changed.notify_all()
 
     def _ready(self, member: Member) -> Member:
+        """The member as ready for the next round."""
         return replace(member, ready=self._highest + 1, token=self._highest_token, finished=False)
 
     def _unsettled(self) -> float:

@@ -102,6 +102,7 @@ class RunSettings:
 
     @property
     def root(self) -> str:
+        """The prefix of the run's keys."""
         return f"{self.prefix}{self.run_id}/"
 
 
@@ -134,6 +135,7 @@ class Member:
     token: int = 0
 
     def to_json(self) -> str:
+        """The value of the member's key."""
         record = {"base": self.base, "slot": self.slot, "address": self.address, "ready": self.ready}
         place = {"place": self.place} if self.place else {}
         return json.dumps({**record, **place, "finished": self.finished, "token": self.token}, sort_keys=True)

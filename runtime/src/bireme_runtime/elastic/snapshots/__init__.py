@@ -56,6 +56,7 @@ class Rank:
         self._waited = 0.0
 
     def due(self, step: int) -> bool:
+        """Whether a snapshot is made of this step."""
         return self.on and step % self.every == 0
 
     @contextlib.contextmanager
@@ -166,6 +167,7 @@ class Rank:
 
 @functools.cache
 def here() -> Rank:
+    """The snapshots of this process."""
     return Rank()
 
 

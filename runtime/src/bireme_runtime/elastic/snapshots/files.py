@@ -48,6 +48,7 @@ class Part:
 
     @property
     def name(self) -> str:
+        """The name of its file."""
         return f"{self.token}.{self.step}.{self.parts}.{self.part}"
 
     @classmethod
@@ -111,6 +112,7 @@ class Folder:
             return {}
 
     def tell(self, part: Part, **facts: Any) -> None:
+        """Write that file."""
         write(self.sum_path(part), facts)
 
     @contextlib.contextmanager

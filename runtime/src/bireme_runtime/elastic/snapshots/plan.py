@@ -72,6 +72,7 @@ class Plan:
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
+        """The last plan that was written there."""
         try:
             return cls.of(json.loads((folder / _PLAN).read_text()))
         except (OSError, ValueError):
@@ -79,6 +80,7 @@ class Plan:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Plan:
+        """The plan that JSON has told."""
         record["made"] = tuple(record["made"]) if record["made"] else None
         for name in ("places", "ends"):
             record[name] = {int(key): value for key, value in record[name].items()}

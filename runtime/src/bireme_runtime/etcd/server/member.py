@@ -116,6 +116,7 @@ class MemberSettings:
         return f"{listens.scheme}://{self.host(ordinal)}:{listens.port}"
 
     def client(self, ordinals: list[int]) -> etcd.Client:
+        """A client of these members."""
         endpoints = etcd.parse_endpoints(",".join(self.url(i, "client") for i in ordinals))
         return etcd.Client(endpoints, self.credentials, timeout=3.0)
 
