@@ -34,8 +34,8 @@ class Office:
 
     def __post_init__(self) -> None:
         self.proxy = Proxy(self.server.port)
-        self.network = etcd.Client(etcd.parse_endpoints(self.proxy.endpoint), timeout=0.5)
-        self.client = etcd.Client(etcd.parse_endpoints(self.server.endpoint))
+        self.network = etcd.Client(etcd.parse_endpoints(self.proxy.endpoint), timeout=60)
+        self.client = etcd.Client(etcd.parse_endpoints(self.server.endpoint), timeout=60)
         self.coordinator = self.take_over()
 
     def take_over(self) -> Coordinator:
@@ -144,8 +144,10 @@ def test_a_shard_whose_assignment_was_not_saved_is_assigned_again(office: Office
     office.join("a")
     office.proxy.mode = trouble
     office.proxy.cut()
+    office.network._timeout = 0.5
     with contextlib.suppress(etcd.EtcdError, NotLeader):
         assert office.coordinator.handle([TrainerRequest("next", SET, "a")])[0].status == 503  # type: ignore[union-attr]
+    office.network._timeout = 60
     office.proxy.mode = "pass"
     office.proxy.cut()
     first = office.take("a")

@@ -45,8 +45,9 @@ def make(shared_etcd: EtcdServer, prefix: str) -> Iterator[Callable[..., Job]]:
 
     def make(first: int = 3, read_timeout: float = 60) -> Job:
         settings = RunSettings(
-            "run", 1, 3, prefix, "", 600, 0, first, settle_timeout=0, read_timeout=read_timeout
-        )
+            "run", 1, 3, prefix, "", 600, 0, first, settle_timeout=0, read_timeout=read_timeout,
+            keep_alive_max_attempt=60,
+        )  # fmt: skip
         job = Job({})
 
         def member(name: str, slot: int) -> Rendezvous:
