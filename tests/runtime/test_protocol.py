@@ -820,6 +820,31 @@ def test_who_joins_knows_the_latest_round_before_it_says_from_which_on_it_can_be
     assert json.loads(registered.value)["ready"] == 4
 
 
+def test_who_has_the_first_key_knows_it_although_an_older_answer_comes_later(make: Make) -> None:
+    a, b = make(0, min_nodes=2), make(1, min_nodes=2)
+    span, read, registered = a._client.span, threading.Event(), threading.Event()
+
+    def late(*asked: Any, **more: Any) -> Any:
+        a._client.span = span  # type: ignore[method-assign]
+        found = span(*asked, **more)
+        read.set()
+        registered.wait(60)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        joining = pool.submit(b.join)
+        until(lambda: any("m1-" in kv.key for kv in a._client.range(a.settings.root).keys))
+        a._client.span = late  # type: ignore[method-assign]
+        older = pool.submit(a._find_first)
+        assert read.wait(60)
+        have_ready(a)
+        registered.set()
+        older.result()
+        assert a._registration
+        assert a._first == a._registration.member.id
+        assert (a.join().rank, joining.result().rank) == (0, 1)
+
+
 def test_who_gets_ready_while_its_own_key_is_read_keeps_its_lease(make: Make) -> None:
     a, b = make(0), make(1)
     join_all(a, b)

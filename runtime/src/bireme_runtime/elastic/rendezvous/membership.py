@@ -149,7 +149,7 @@ class Rendezvous:
         self._reading = 0
         self._wanted_reading = 0
         # For a member outside of the latest round: the living member with the first key, once it is found.
-        self._first = ""
+        self._first, self._asked_first = "", 0
         # The members of a round whose ends are told to one of it that knows no others.
         self._followed_few: tuple[str, ...] = ()
         self._deletions = 0
@@ -807,12 +807,16 @@ class Rendezvous:
         members = self._key("members/")
         while True:
             with self._changed:
-                deletions = self._deletions
+                self._asked_first += 1
+                asked, deletions = self._asked_first, self._deletions
             # Not all need be members': some may be somebody else's.
             keys = self._client.span(members, etcd.prefix_end(members), limit=8)
             with self._changed:
                 # If a lease has ended meanwhile, it may have been this one's.
                 if self._deletions == deletions:
+                    # Both threads ask, and the one that asked last knows most.
+                    if asked < self._asked_first:
+                        return
                     self._first = min(view_of(self.settings.root, keys).members, default="")
                     return
 
