@@ -117,7 +117,7 @@ def test_an_exported_job_runs_with_the_topology_of_its_chart(
 
     for each in reversed(found):
         controlled.api.delete(f"/{PATHS[each['kind']]}/{each['metadata']['name']}")
-    until(lambda: items(controlled, "pods") == [], seconds=60, what="the pods to be gone")
+    until(lambda: items(controlled, "pods") == [], seconds=240, what="the pods to be gone")
 
 
 def names(pod: Mapping[str, Any], services: list[dict[str, Any]]) -> set[str]:

@@ -15,7 +15,7 @@ from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.waiting import until
 from bireme.core.manifests import Manifest
 from bireme.live.pod_http import through_the_api
-from bireme.live.shards import shards
+from bireme.live.shards import Shards, shards
 from bireme.tools import Toolbox
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer
@@ -99,9 +99,15 @@ def test_the_status_shows_shards_whichever_replica_answers(
         taken.close()
         taken = trainer.shards()
         next(taken)
+        told: list[Shards] = []
+
+        def is_told() -> bool:
+            told[:] = shards(ask, test_namespace, [service])
+            return bool(told)
+
         # The API server knows the endpoints a moment later.
-        until(lambda: bool(shards(ask, test_namespace, [service])), 120, "the service proxy")
-        (found,) = shards(ask, test_namespace, [service])
+        until(is_told, 120, "the service proxy")
+        (found,) = told
         taken.close()
     assert (found.dataset, found.number, found.passes, found.is_over) == ("run-1", 1, 2, False)
     assert (found.todo, found.pending, found.done, found.failed) == (1, 1, 1, ("bad",))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, free_port
 from tests.support import waiting
 
@@ -23,13 +24,16 @@ until = partial(waiting.until, every=0.02)
 
 @dataclass
 class Dispatchers:
-    """Replicas on loopback, with these times to live of the leases, in seconds."""
+    """Replicas on loopback, with these times to live of the leases, in seconds.
+
+    Leases that are not to end have long ones, because a machine may stand still.
+    """
 
     etcd: str
     prefix: str
     count: int = 2
-    trainer_seconds: int = 12
-    leader_seconds: int = 2
+    trainer_seconds: int = 60
+    leader_seconds: int = 30
     host: str = "127.0.0.1"
     token: str = ""
     ports: list[int] = field(default_factory=list)
@@ -99,6 +103,16 @@ class Dispatchers:
         return subprocess.run(
             command, env={**env, "BIREME_WAIT_SECONDS": "20"}, capture_output=True, text=True, timeout=seconds
         )
+
+    def leases_of(self, dataset: str, trainer: str) -> set[int]:
+        """The leases of a trainer of this dataset, or of one whose name begins so."""
+        found = etcd.Client(etcd.parse_endpoints(self.etcd)).range(f"{self.prefix}trainers/{dataset}").keys
+        return {kv.lease for kv in found if f"/{trainer}." in kv.key}
+
+    def end_leases(self, leases: set[int]) -> None:
+        """End leases of trainers that were killed, as they would end by themselves after their time."""
+        for lease in leases:
+            etcd.Client(etcd.parse_endpoints(self.etcd)).lease_revoke(lease)
 
     def stop(self) -> None:
         for process in self.processes:

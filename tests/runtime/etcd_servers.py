@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import signal
 import socket
@@ -134,8 +135,10 @@ class Proxy:
     """A proxy between clients and an etcd server that can simulate network failures.
 
     `mode` is "pass", "lose answers" (requests arrive, what comes back is cut off), "silent" (nothing passes,
-    nothing is refused: a partition) or "refuse".
+    nothing is refused: a partition) or "refuse". Of answers no more than ``budget`` bytes pass.
     """
+
+    budget = math.inf
 
     def __init__(self, target: int) -> None:
         self.target = target
@@ -184,7 +187,8 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket, direction: str) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                while self.mode == "silent":
+                self.budget -= len(data) if direction == "answer" else 0
+                while self.mode == "silent" or (self.budget < 0 and self.mode == "pass"):
                     time.sleep(0.02)
                 if self.mode == "refuse" or (self.mode == "lose answers" and direction == "answer"):
                     break

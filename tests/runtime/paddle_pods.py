@@ -50,7 +50,7 @@ class PaddleJob:
             "BIREME_PADDLE_PSERVERS": "2",
             "PADDLE_TRAINERS_NUM": "2",
             "BIREME_RUN_ID": "run",
-            "BIREME_LOST_SECONDS": "3",
+            "BIREME_LOST_SECONDS": "30",
             "TMPDIR": str(self._folder),
             "BIREME_RELEASE_TOKEN": "secret",
             **more,

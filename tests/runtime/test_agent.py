@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -101,13 +103,14 @@ def test_after_a_stable_period_the_restarts_are_counted_from_0_again(start: Star
 
 def test_on_term_the_training_processes_can_save_and_nothing_restarts_them(start: Start) -> None:
     script = f"{SAVE_ON_TERM}pathlib.Path('up-' + os.environ['LOCAL_RANK']).write_text('x')\ntime.sleep(600)"
-    worker = start(script, PET_NPROC_PER_NODE="3", PET_MAX_RESTARTS="9")
+    # Longer than it is waited for.
+    worker = start(script, PET_NPROC_PER_NODE="3", PET_MAX_RESTARTS="9", BIREME_GRACE_SECONDS="600")
     for rank in range(3):
         worker.file(f"up-{rank}")
     worker.process.send_signal(signal.SIGTERM)
-    assert worker.end(15) == 143, "before the 20 s of grace are over"
+    assert worker.end() == 143
     assert worker.file("saved") == "step 5"
-    assert "received SIGTERM: 3 training processes have 20 s to save" in worker.words
+    assert "received SIGTERM: 3 training processes have 600 s to save" in worker.words
 
 
 def test_when_nobody_reads_the_log_processes_save_and_the_worker_ends(start: Start) -> None:
@@ -150,11 +153,20 @@ def test_no_thread_of_the_supervisor_takes_a_signal_away(start: Start, on_etcd: 
     worker.file("pids")
     pid = str(worker.process.pid)
     # The main thread waits for signals.
-    threads = [thread for thread in Path(f"/proc/{pid}/task").iterdir() if thread.name != pid]
-    blocked = [re.search(r"SigBlk:\s*(\w+)", (thread / "status").read_text()) for thread in threads]
-    assert len(threads) > 3
+    blocked: list[int] = []
+
+    def are_there() -> bool:
+        blocked.clear()
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            # One may end meanwhile.
+            with contextlib.suppress(OSError):
+                mask = re.search(r"SigBlk:\s*(\w+)", (thread / "status").read_text())
+                blocked.extend([int(mask.group(1), 16)] if mask and thread.name != pid else [])
+        return len(blocked) > 3
+
+    until(are_there, what="the threads")
     # SIGTERM has number 15.
-    assert all(mask and int(mask.group(1), 16) >> 14 & 1 for mask in blocked)
+    assert all(mask >> 14 & 1 for mask in blocked)
 
 
 def test_orphans_that_end_are_reaped(start: Start) -> None:
@@ -249,14 +261,14 @@ def test_a_failed_run_is_not_closed(start: Start, on_etcd: dict[str, str]) -> No
 def test_after_a_member_ends_the_others_agree_on_a_new_round_at_once(
     start: Start, on_etcd: dict[str, str], victim: str
 ) -> None:
-    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=40"
+    # A lease that lives longer than anything is waited for.
+    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=600"
     script = WRITE_PIDS + "pathlib.Path('world-' + os.environ['WORLD_SIZE']).write_text('x')\ntime.sleep(600)"
     stays, goes = start(script, **on_etcd), start(script, **on_etcd)
     stays.file("world-2")
     goes.file("world-2")
     (stays.folder / "world-1").unlink(missing_ok=True)
     (stays.folder / "world-2").unlink()
-    since = time.monotonic()
     if victim == "agent":
         os.kill(int(goes.file("pids").split()[0]), signal.SIGKILL)
         stays.file("world-2")
@@ -264,8 +276,16 @@ def test_after_a_member_ends_the_others_agree_on_a_new_round_at_once(
         goes.process.send_signal(signal.SIGTERM)
         stays.file("world-1")
         assert goes.end() == 143
-    # Far below the 40 seconds until the end of the lease.
-    assert time.monotonic() - since < 20
+
+
+# The clock by which a worker's lease is measured is ahead of the machine's by what a file says.
+AHEAD = """
+import pathlib, time
+clock_gettime, ahead = time.clock_gettime, pathlib.Path({!r})
+time.clock_gettime = lambda clock: clock_gettime(clock) + (
+    float(ahead.read_text() or 0) if clock == time.CLOCK_BOOTTIME else 0
+)
+"""
 
 
 # Writes the time again and again, deaf to TERM: `last` is when the process of a world was last alive.
@@ -293,22 +313,33 @@ def last_alive(worker: Worker, world: int) -> float:
 
 @pytest.mark.parametrize("what", ["cut off", "agent paused", "told to end while cut off"])
 def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
-    start: Start, on_etcd: dict[str, str], proxy: Proxy, what: str
+    start: Start, on_etcd: dict[str, str], proxy: Proxy, what: str, prefix: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "sitecustomize.py").write_text(AHEAD.format(str(tmp_path / "ahead")))
+    (tmp_path / "ahead").touch()
+    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=300"
     stays = start(TRAIN, **on_etcd)
-    goes = start(WRITE_PIDS + TRAIN, **{**on_etcd, "PET_RDZV_ENDPOINT": proxy.endpoint})
+    stays.file("first-1")
+    client = etcd.Client(etcd.parse_endpoints(on_etcd["PET_RDZV_ENDPOINT"]))
+    others = {kv.lease for kv in client.range(f"{prefix}run/members/").keys}
+    here = {"PET_RDZV_ENDPOINT": proxy.endpoint, "PYTHONPATH": f"{RUNTIME}:{tmp_path}"}
+    goes = start(WRITE_PIDS + TRAIN, **{**on_etcd, **here}, BIREME_GRACE_SECONDS="600")
     stays.file("first-2")
-    goes.file("first-2")
-    (stays.folder / "first-1").unlink(missing_ok=True)
-    agent = int(goes.file("pids").split()[0])
+    until(lambda: goes.file("last-2").count("\n") > 2)
+    (stays.folder / "first-1").unlink()
+    (lease,) = {kv.lease for kv in client.range(f"{prefix}run/members/").keys} - others
+    agent, trainer = map(int, goes.file("pids").split())
+    proxy.mode = "silent"
     if what == "agent paused":
         os.kill(agent, signal.SIGSTOP)
-    else:
-        proxy.mode = "silent"
     if what == "told to end while cut off":
         goes.process.send_signal(signal.SIGTERM)
+        goes.wait_for("received SIGTERM")
+    # Five sixths of the 300 s of its lease are over by its clock.
+    (tmp_path / "ahead").write_text("255")
+    until(lambda: gone(trainer), what=lambda: goes.words)
+    client.lease_revoke(lease)
     second_world = float(stays.file("first-1"))
-    time.sleep(0.5)
     assert last_alive(goes, 2) < second_world
     if what != "told to end while cut off":
         # It is out, and comes back as a newcomer.
@@ -321,7 +352,6 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
 def test_while_a_process_saves_the_membership_is_kept(
     start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str
 ) -> None:
-    on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=5"
     script = f"""
 def save(*_):
     while not os.path.exists('go'):
@@ -334,10 +364,16 @@ time.sleep(600)
     worker = start(script, **on_etcd)
     worker.file("pids")
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+    (member,) = client.range(f"{prefix}run/members/").keys
     worker.process.send_signal(signal.SIGTERM)
-    # Longer than the lease.
-    time.sleep(7.5)
-    assert client.range(f"{prefix}run/members/").keys
+    left = [60]
+
+    def is_renewed() -> bool:
+        left.append(int(shared_etcd.request("/v3/lease/timetolive", {"ID": member.lease})["TTL"]))
+        # Once may be the agent.
+        return sum(after > before for before, after in pairwise(left)) > 2
+
+    until(is_renewed, every=0.05)
     (worker.folder / "go").touch()
     assert worker.end() == 143
     assert not client.range(f"{prefix}run/members/").keys
@@ -363,7 +399,7 @@ def test_while_it_saves_the_life_of_a_lease_counts_from_the_question_and_not_fro
     monkeypatch.setattr(client, "lease_keepalive", slowly)
     backend.hold()
     (question,) = asked
-    assert question + 2 < board.deadline <= question + fence.KILL_SHARE * 10
+    assert question + 2 < board.deadline <= question + fence.KILL_SHARE * 60
 
 
 def test_waiting_for_etcd_is_limited_logged_and_ended_by_sigterm(
@@ -373,10 +409,11 @@ def test_waiting_for_etcd_is_limited_logged_and_ended_by_sigterm(
     bounded = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "0.5"})
     endless = start("", **{**nowhere, "BIREME_WAIT_SECONDS": "600"})
     assert bounded.end() == 75
+    endless.wait_for(" at most, for etcd: ")
     assert " at most, for etcd: " in bounded.words
     assert "etcd did not answer within" in bounded.words
     endless.process.send_signal(signal.SIGTERM)
-    assert endless.end(2) == 143
+    assert endless.end() == 143
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def secret(server: EtcdServer) -> dict[str, str]:
     return {
         "BIREME_ETCD_ENDPOINTS": server.endpoint, "BIREME_ETCD_ROOT_PASSWORD": "root-1",
         "BIREME_ETCD_USERNAME": "trainer", "BIREME_ETCD_PASSWORD": "one", "BIREME_ETCD_PREFIX": "/bireme/",
-        "BIREME_WAIT_SECONDS": "5",
+        "BIREME_WAIT_SECONDS": "60",
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from bireme_runtime.dataset import manifest as dataset
 from bireme_runtime.sources.web.aws import Credentials, CredentialsProvider, sign
 from bireme_runtime.sources.web.http import ConnectionPool
 from bireme_runtime.sources.web.s3 import S3Source
-from tests.runtime.etcd_servers import RUNTIME
+from tests.runtime.etcd_servers import RUNTIME, Proxy
 from tests.runtime.s3_servers import S3Server, s3_server
 from tests.support.waiting import until
 
@@ -122,8 +122,12 @@ def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
     upload(s3, bucket, files)
     target = tmp_path / "data"
     env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet/"})}
+    # More than the large file, and less than all.
+    proxy = Proxy(int(s3.url.rpartition(":")[2]))
+    proxy.budget = 14_000_000
+    slow = {**env, "AWS_ENDPOINT_URL_S3": f"http://{proxy.endpoint}"}
     command = [sys.executable, "-m", "bireme_runtime.dataset.claim", "stage"]
-    process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **env}, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **slow}, stderr=subprocess.DEVNULL)
     journal = tmp_path / ".data.staging/.bireme/journal-0.jsonl"
     deadline = time.monotonic() + 120
     while not (journal.exists() and journal.read_text().count("path") > 12):
@@ -132,6 +136,8 @@ def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
+    proxy.mode = "refuse"
+    proxy.close()
     assert not target.exists()
     log = stage_and_publish(env)
     copied = int(log.partition("is complete; ")[2].split()[0])

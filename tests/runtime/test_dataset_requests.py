@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from email.utils import formatdate
@@ -210,11 +209,19 @@ def test_a_metadata_service_that_starts_late_is_waited_for(server: FaultyServer,
         late.bind(("127.0.0.1", 0))
         node = f"http://127.0.0.1:{late.getsockname()[1]}"
         env = {**_node(server, tmp_path), "AWS_EC2_METADATA_SERVICE_ENDPOINT": node}
-        # Until it listens, connections are refused.
-        listens = threading.Timer(2, late.listen)
-        listens.start()
+        provider, tries = aws.CredentialsProvider(env), list[float]()
+        ask = provider._ask_node
+
+        def ask_late(seconds: float) -> aws.Credentials:
+            # Until it listens, connections are refused.
+            if len(tries) == 2:
+                late.listen()
+            tries.append(seconds)
+            return ask(seconds)
+
+        provider._ask_node = ask_late  # type: ignore[method-assign]
         with pytest.raises(aws.CredentialsError, match=r"there are no AWS credentials.*timed out"):
-            aws.CredentialsProvider(env).credentials()
+            provider.credentials()
         late.setblocking(False)
         late.accept()[0].close()
         late.accept()[0].close()

@@ -36,15 +36,23 @@ DOCS = Path(__file__).parents[2] / "docs" / "dispatcher.md"
 @pytest.fixture(scope="module")
 def shared(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
     """Two replicas for all tests that do not stop them; each test has its own dataset."""
-    replicas = Dispatchers(shared_etcd.endpoint, "/test/shared-dispatcher/", trainer_seconds=2).start()
+    replicas = Dispatchers(shared_etcd.endpoint, "/test/shared-dispatcher/").start()
     yield replicas
     replicas.stop()
 
 
 @pytest.fixture
+def brief(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
+    """A replica with trainers whose leases end while a test waits."""
+    mine = Dispatchers(shared_etcd.endpoint, prefix, count=1, trainer_seconds=12).start()
+    yield mine
+    mine.stop()
+
+
+@pytest.fixture
 def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
     """Two replicas that a test may kill."""
-    mine = Dispatchers(shared_etcd.endpoint, prefix).start()
+    mine = Dispatchers(shared_etcd.endpoint, prefix, leader_seconds=2).start()
     yield mine
     mine.stop()
 
@@ -52,7 +60,7 @@ def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
 @pytest.fixture
 def trainer(shared: Dispatchers, prefix: str) -> Callable[..., Dispatcher]:
     """Make trainers of a new dataset."""
-    return lambda name="t": Dispatcher(shared.addresses, prefix.strip("/").replace("/", "-"), name, 20)
+    return lambda name="t": Dispatcher(shared.addresses, prefix.strip("/").replace("/", "-"), name, 60)
 
 
 def trainers_of(replicas: Dispatchers) -> Callable[[str], Dispatcher]:
@@ -94,7 +102,7 @@ def names(count: int) -> list[str]:
 
 def of(replicas: Dispatchers, dataset: str = "default") -> dict[str, Any]:
     """The dataset's status."""
-    datasets = Dispatcher(replicas.addresses, wait_seconds=20).status()["datasets"]
+    datasets = Dispatcher(replicas.addresses, wait_seconds=60).status()["datasets"]
     return next(each for each in datasets if each["dataset"] == dataset)
 
 
@@ -232,27 +240,31 @@ for shard in Dispatcher().shards():
 
 def start_trainer(replicas: Dispatchers, dataset: str, code: str, **more: str) -> subprocess.Popen[str]:
     env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset, **more}
+    env["BIREME_TRAINER"] = "started"
     return subprocess.Popen(
         [sys.executable, "-c", code], env={**environment(), **env}, stdout=subprocess.PIPE, text=True
     )
 
 
-def test_a_killed_trainers_shards_are_back_within_its_lease(
-    shared: Dispatchers, trainer: Callable[..., Dispatcher]
-) -> None:
+def end_lease(replicas: Dispatchers, dataset: str) -> None:
+    """End the lease of the trainer that was started, and killed."""
+    replicas.end_leases(replicas.leases_of(dataset, "started"))
+
+
+def test_a_killed_trainers_shards_are_back_within_its_lease(brief: Dispatchers) -> None:
     # Defect 7 of the old master: a dead trainer's shards were not trained for up to 20 minutes.
-    with trainer("survivor") as survivor:
+    with trainers_of(brief)("survivor") as survivor:
         survivor.add(["a", "b"], timeout=3600)
-        victim = start_trainer(shared, survivor.dataset, TRAIN_AND_HANG)
+        victim = start_trainer(brief, survivor.dataset, TRAIN_AND_HANG)
         assert victim.stdout is not None
         assert victim.stdout.readline() == "a\n"
         victim.kill()
         victim.wait()
         killed = time.monotonic()
         assert [shard.name for shard in survivor.shards()] == ["b", "a"]
-        # The lease has 2 s here; without it, the shard would be back after an hour.
-        assert time.monotonic() - killed < 60
-        assert of(shared, survivor.dataset)["redispatched"] == {"lost": 1}
+        # The lease has 12 s here; without it, the shard would be back after an hour.
+        assert time.monotonic() - killed < 600
+        assert of(brief)["redispatched"] == {"lost": 1}
 
 
 HOLD_THE_INTERPRETER = """
@@ -263,19 +275,17 @@ with Dispatcher() as dispatcher:
         while not dispatcher._renewal.is_in_process:
             time.sleep(0.05)
         # Unlike CDLL, a function of PyDLL keeps the interpreter to itself.
-        ctypes.PyDLL(None).sleep(8)
+        ctypes.PyDLL(None).sleep(16)
         print(shard.name, flush=True)
 """
 
 
-def test_a_step_that_holds_the_interpreter_longer_than_the_lease_is_no_failure(
-    shared: Dispatchers, trainer: Callable[..., Dispatcher]
-) -> None:
-    with trainer("other") as other:
+def test_a_step_that_holds_the_interpreter_longer_than_the_lease_is_no_failure(brief: Dispatchers) -> None:
+    with trainers_of(brief)("other") as other:
         other.add(["a"])
-        holder = start_trainer(shared, other.dataset, HOLD_THE_INTERPRETER)
+        holder = start_trainer(brief, other.dataset, HOLD_THE_INTERPRETER)
         assert holder.communicate(timeout=120)[0] == "a\n"
-        status = of(shared, other.dataset)
+        status = of(brief)
         assert (status["done"], status["redispatched"]) == (1, {})
 
 
@@ -429,6 +439,7 @@ def test_a_killed_trainer_gives_back_what_it_prefetched_without_a_failure(
         until(lambda: in_hand(shared, survivor.dataset) == ["part-00000", "part-00001"])
         victim.kill()
         victim.wait()
+        end_lease(shared, survivor.dataset)
         until(lambda: not in_hand(shared, survivor.dataset))
         assert sorted(shard.name for shard in survivor.shards(prefetch=True)) == names(6)[1:]
         status = of(shared, survivor.dataset)
@@ -500,6 +511,7 @@ Dispatcher().once("parameters", lambda: print("begun", flush=True) or time.sleep
         assert next_one.once("parameters", lambda: None, wait=False) is False
         victim.kill()
         victim.wait()
+        end_lease(shared, next_one.dataset)
         assert next_one.once("parameters", lambda: None) is True
 
 
@@ -836,7 +848,7 @@ def test_when_etcd_has_lost_its_data_a_trainer_says_so(
     new_etcd: Callable[..., EtcdServer], prefix: str
 ) -> None:
     server = new_etcd().start()
-    replicas = Dispatchers(server.endpoint, prefix, trainer_seconds=2).start()
+    replicas = Dispatchers(server.endpoint, prefix, leader_seconds=2).start()
     try:
         with Dispatcher(replicas.addresses, wait_seconds=60) as trainer:
             trainer.add(names(3))
@@ -922,7 +934,7 @@ def test_a_service_with_unusable_settings_does_not_start(env: dict[str, str], se
         env={**environment(), **settings},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=120,
     )
     assert (served.returncode, served.stderr) == (78, f"bireme dispatcher: {sentence}\n")
 

@@ -131,10 +131,16 @@ def test_new_steps_bring_back_all_restarts(start: Start, on_etcd: dict[str, str]
 
 @pytest.mark.parametrize(("step", "code"), [("print('step 7', flush=True)", 69), ("pass", 75)])
 def test_a_pod_that_ends_after_new_steps_is_not_counted(
-    start: Start, on_etcd: dict[str, str], step: str, code: int
+    start: Start, on_etcd: dict[str, str], prefix: str, step: str, code: int
 ) -> None:
-    script = f"{step}\ntime.sleep(1)\nos.kill(int(os.environ['AGENT_PID']), 9)\ntime.sleep(600)"
-    assert start(script, **on_etcd, BIREME_AGENT_RESTARTS="1").end() == code
+    go = "while not pathlib.Path('go').exists():\n    time.sleep(0.02)"
+    script = f"{step}\n{go}\nos.kill(int(os.environ['AGENT_PID']), 9)\ntime.sleep(600)"
+    worker = start(script, **on_etcd, BIREME_AGENT_RESTARTS="1")
+    if code == 69:
+        client = etcd.Client(etcd.parse_endpoints(on_etcd["PET_RDZV_ENDPOINT"]))
+        until(lambda: failures.EtcdLedger(client, prefix, "run").marks(), what=lambda: worker.words)
+    (worker.folder / "go").touch()
+    assert worker.end() == code
 
 
 def test_a_step_can_be_told_by_a_call(start: Start, on_etcd: dict[str, str]) -> None:

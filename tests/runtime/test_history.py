@@ -269,7 +269,7 @@ def test_the_life_of_a_lease_counts_from_the_question_and_not_from_the_answer(
     # Renewals are made every second, and each waits a hundred for its answer.
     time.sleep(4)
     deadlines, end = list[float](), fence.now()
-    each.agent.board.extend = deadlines.append  # type: ignore[method-assign]
+    each.agent.board.extend = deadlines.append  # type: ignore[assignment, method-assign]
     each.proxy.mode = "pass"
     until(lambda: deadlines)
     assert deadlines[0] - fence.KILL_SHARE * 600 < end

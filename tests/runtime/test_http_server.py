@@ -93,7 +93,8 @@ def test_a_head_without_an_end_ends_the_connection(port: int, head: bytes) -> No
     "request_", [b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc"]
 )
 def test_a_connection_without_a_whole_request_is_closed(port: int, request_: bytes) -> None:
-    assert said(port, request_) == b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+        assert closed_without_an_answer(client, request_)
 
 
 def test_large_bodies_wait_for_each_other_and_other_requests_do_not() -> None:
@@ -140,15 +141,16 @@ def test_what_changes_state_needs_the_token_before_its_body_is_read(port: int, s
 
 
 @pytest.mark.parametrize("token", ["secret"])
-@pytest.mark.parametrize("idle_seconds", [1.0])
+@pytest.mark.parametrize("idle_seconds", [6.0])
 def test_a_client_with_the_token_may_be_idle_for_longer(port: int) -> None:
     request = b"POST / HTTP/1.1\r\n" + TOKEN + b"Content-Length: 1\r\n\r\na"
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        for _ in range(2):
-            client.sendall(request)
-            assert client.recv(1000).endswith(b"\r\n\r\n1")
-            # The connection of a stranger ends meanwhile.
-            assert said(port, b"GET / HTTP/1.1\r\n") == b""
+        client.sendall(request)
+        assert client.recv(1000).endswith(b"\r\n\r\n1")
+        # The connection of a stranger ends meanwhile.
+        assert said(port, b"GET / HTTP/1.1\r\n") == b""
+        client.sendall(request)
+        assert client.recv(1000).endswith(b"\r\n\r\n1")
 
 
 def test_a_fault_of_the_program_is_an_answer_and_the_next_request_is_served(port: int) -> None:

@@ -68,9 +68,9 @@ def test_newcomers_do_not_wait_for_ever(start: Start, on_etcd: dict[str, str]) -
 
 
 def test_a_checkpoint_counts_when_newcomers_wait_already() -> None:
-    board, now = progress.StepBoard.new(), time.monotonic()
+    board = progress.StepBoard.new()
     board.save()
-    now += 1
+    now = time.monotonic() + 1
     moment = progress.Moment(board, 60, lambda: now)
     assert not moment.is_now()
     now += 1

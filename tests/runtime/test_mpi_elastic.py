@@ -16,7 +16,7 @@ import pytest
 
 from bireme_runtime.mpi.elastic import Discovery
 from bireme_runtime.mpi.workers import Workers
-from tests.runtime.etcd_servers import RUNTIME
+from tests.runtime.etcd_servers import RUNTIME, free_port
 from tests.runtime.web_hook import WebHook
 from tests.support.waiting import until
 
@@ -56,8 +56,7 @@ class Sshd:
     """A port that greets as sshd does, on each of some addresses."""
 
     def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self.port = free_port()
         self._open: dict[str, tuple[socket.socket, list[socket.socket]]] = {}
 
     def start(self, *hosts: str) -> None:
@@ -201,17 +200,22 @@ def test_the_launcher_tells_a_web_hook_how_the_run_has_ended(
 
 
 @pytest.mark.parametrize(
-    ("workers", "code", "words"),
+    ("workers", "seconds", "code", "words"),
     [
-        (["127.0.0.1"], 75, "no sshd answers after 1 s"),
-        (["127.0.0.1", "127.0.0.2"], 78, "the image has no horovodrun"),
+        (["127.0.0.1"], "1", 75, "no sshd answers after 1 s"),
+        (["127.0.0.1", "127.0.0.2"], "60", 78, "the image has no horovodrun"),
     ],
 )
 def test_the_launcher_says_what_it_lacks(
-    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, workers: list[str], code: int, words: str
+    pod: Callable[..., subprocess.Popen[str]],
+    sshd: Sshd,
+    workers: list[str],
+    seconds: str,
+    code: int,
+    words: str,
 ) -> None:
     sshd.start(*workers)
-    ended, output = launcher(pod, sshd.port, BIREME_WAIT_SECONDS="1")
+    ended, output = launcher(pod, sshd.port, BIREME_WAIT_SECONDS=seconds)
     assert ended == code
     assert words in output
 

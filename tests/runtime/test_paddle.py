@@ -103,9 +103,9 @@ def test_after_the_loss_of_a_pserver_all_restart_from_the_last_save(job: PaddleJ
 def test_the_loss_of_a_pserver_is_not_counted_as_a_failure_of_shards(
     job: PaddleJob, shared_etcd: EtcdServer, prefix: str
 ) -> None:
-    replicas = Dispatchers(shared_etcd.endpoint, prefix, trainer_seconds=2).start()
+    replicas = Dispatchers(shared_etcd.endpoint, prefix).start()
     try:
-        dispatcher = Dispatcher(replicas.addresses, wait_seconds=20)
+        dispatcher = Dispatcher(replicas.addresses, wait_seconds=60)
         dispatcher.add(["a", "b"], failures=1)
         job.start_all(BIREME_DISPATCHER=replicas.addresses)
         job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
@@ -131,7 +131,7 @@ def test_of_a_run_that_is_over_etcd_keeps_nothing(
         f"mine = {attempt}\nmine.add(['a', 'b', 'c'])\nhand = mine.shards() if",
     )
     job = PaddleJob(tmp_path, own)
-    replicas = Dispatchers(shared_etcd.endpoint, prefix, trainer_seconds=60).start()
+    replicas = Dispatchers(shared_etcd.endpoint, prefix).start()
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": "uid"}
     try:
@@ -152,7 +152,7 @@ def test_of_a_run_that_is_over_etcd_keeps_nothing(
 
 
 def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJob) -> None:
-    job.start_all(BIREME_LOST_SECONDS="30")
+    job.start_all()
     job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
     keeper, other = job.pods["server", 0], job.pods["server", 1]
     other.send_signal(signal.SIGSTOP)
@@ -165,7 +165,7 @@ def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJ
 
 
 def test_when_the_restarts_are_used_up_all_roles_end_with_the_reason(job: PaddleJob) -> None:
-    job.start_all(BIREME_MAX_RESTARTS="0")
+    job.start_all(BIREME_MAX_RESTARTS="0", BIREME_LOST_SECONDS="3")
     job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
     job.kill("server", 1)
     assert job.codes() == {70}

@@ -32,7 +32,7 @@ ALL = Counter((number, f"shard-{shard}") for number in range(PASSES) for shard i
 
 @pytest.fixture(scope="module")
 def dispatchers(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
-    replicas = Dispatchers(shared_etcd.endpoint, PREFIX, count=1, trainer_seconds=2).start()
+    replicas = Dispatchers(shared_etcd.endpoint, PREFIX, count=1).start()
     yield replicas
     replicas.stop()
 
@@ -61,7 +61,8 @@ class Runs:
         self.folder = folder
         self.output = folder / "output"
         self.name = name
-        self._addresses, self._pserver = dispatchers.addresses, pserver
+        self.dispatchers, self._pserver = dispatchers, pserver
+        self._ends: list[threading.Timer] = []
         self.number = 0
         self.trainers: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -89,7 +90,7 @@ class Runs:
             "BIREME_PADDLE_ATTEMPT": str(self._run.attempt),
             "BIREME_PADDLE_FIRST_PASS": str(save.passes if save else 0),
             "BIREME_PADDLE_RESTORE": save.folder if save else "",
-            "BIREME_DISPATCHER": self._addresses,
+            "BIREME_DISPATCHER": self.dispatchers.addresses,
             "BIREME_DISPATCHER_DATASET": f"{self.name}-{self.number}",
             "BIREME_TRAINER": f"trainer-{index}",
             "BIREME_SAVE_STEPS": "5",
@@ -112,8 +113,16 @@ class Runs:
         for index in indices:
             assert self.trainers.pop(index).wait(120) in (0, 143, -how), self.log(index)
 
+    def end_leases(self, index: int, seconds: float) -> None:
+        """End the lease of a trainer that was killed so much later, as after its time."""
+        leases = self.dispatchers.leases_of(f"{self.name}-{self.number}-", f"trainer-{index}")
+        self._ends.append(threading.Timer(seconds, self.dispatchers.end_leases, [leases]))
+        self._ends[-1].start()
+
     def close(self) -> None:
         """End the run, wherever it is."""
+        for end in self._ends:
+            end.join()
         for trainer in self.trainers.values():
             trainer.kill()
             trainer.wait()
@@ -150,7 +159,9 @@ def test_each_shard_is_in_the_final_model_once_whenever_trainer_0_is_lost(
             else:
                 how = dice.choice([signal.SIGTERM, signal.SIGTERM, signal.SIGKILL])
                 runs.end(how, 0)
-                kills += how == signal.SIGKILL
+                if how == signal.SIGKILL:
+                    kills += 1
+                    runs.end_leases(0, dice.uniform(0, 2))
                 runs.start(0)
         for index in range(TRAINERS):
             assert runs.trainers[index].wait(120) == 0, runs.log(index)

@@ -37,7 +37,8 @@ class TrainingJob(PaddleJob):
     def start(self, role: str, index: int, **more: str) -> None:
         run = f"{self._name}-{self.run}"
         ours = {"BIREME_RUN_ID": run, "BIREME_DISPATCHER_DATASET": run, "BIREME_GRACE_SECONDS": "10"}
-        super().start(role, index, **{"BIREME_DISPATCHER": self._dispatchers.addresses, **ours, **more})
+        ours |= {"BIREME_DISPATCHER": self._dispatchers.addresses, "BIREME_TRAINER": f"{role}-{index}"}
+        super().start(role, index, **{**ours, **more})
 
     def learnt(self) -> Counter[tuple[int, str]]:
         """How often each shard was trained in each pass, as the pservers of the last attempt have it."""
@@ -79,6 +80,9 @@ class TrainingJob(PaddleJob):
             time.sleep(0.3 if meanwhile else 0)
         else:
             self.kill(role, index)
+            if role == "trainer":
+                leases = self._dispatchers.leases_of(f"{self._name}-{self.run}-", f"trainer-{index}")
+                self._dispatchers.end_leases(leases)
         if meanwhile:
             self.unhold(meanwhile)
         if how == signal.SIGTERM:
@@ -86,7 +90,7 @@ class TrainingJob(PaddleJob):
 
     def status(self) -> list[dict[str, Any]]:
         """What the dispatcher says of the datasets of this job."""
-        found = Dispatcher(self._dispatchers.addresses, wait_seconds=20).status()["datasets"]
+        found = Dispatcher(self._dispatchers.addresses, wait_seconds=60).status()["datasets"]
         return [each for each in found if each["dataset"].startswith(f"{self._name}-")]
 
     def ends_well(self, in_hand: int = 0) -> None:
@@ -111,7 +115,7 @@ def content(model: Path) -> Counter[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def dispatchers(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
-    replicas = Dispatchers(shared_etcd.endpoint, "/test/paddle-saves/", count=1, trainer_seconds=5).start()
+    replicas = Dispatchers(shared_etcd.endpoint, "/test/paddle-saves/", count=1).start()
     yield replicas
     replicas.stop()
 
@@ -167,7 +171,7 @@ def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job: TrainingJob, how: signal.Signals
 ) -> None:
     job.hold("shard-1", after=SHARDS + 1)
-    job.start_all()
+    job.start_all(BIREME_LOST_SECONDS="5")
     job.until_there("hold-shard-1-here")
     job.until_trained(2 * SHARDS - 1)
     job.hold("pull-0")
@@ -272,7 +276,8 @@ def test_a_full_disk_leaves_the_old_save_and_the_error_names_the_folder(job: Tra
 
 
 def test_a_last_save_that_cannot_be_read_holds_the_job_up_until_it_can(job: TrainingJob) -> None:
-    job.start_until_trained(SHARDS + 1)
+    # The trainers say why they wait when pserver 0 has not answered for so long.
+    job.start_until_trained(SHARDS + 1, BIREME_LOST_SECONDS="5")
     mark = job.output / "pass-00000" / "done"
     known = mark.read_text()
     mark.write_text("")

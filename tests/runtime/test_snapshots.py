@@ -227,7 +227,10 @@ def test_a_lost_pod_gets_its_state_back_from_the_neighbour(pod: NewPod) -> None:
     assert pods[0].service.blocked > 0
 
 
-def test_a_world_of_another_size_gets_what_the_ranks_before_have_saved(pod: NewPod) -> None:
+def test_a_world_of_another_size_gets_what_the_ranks_before_have_saved(
+    pod: NewPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bireme_runtime.elastic.snapshots._SECONDS", 600.0)
     pods = [pod(name) for name in "ab"]
     meet(pods, 1)
     for each in pods:
@@ -241,7 +244,7 @@ def test_a_world_of_another_size_gets_what_the_ranks_before_have_saved(pod: NewP
         for each in pods:
             each.rank.wait_for_copies()
             each.save(step)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300, "it waits 600 s for each"
 
 
 def test_a_part_with_another_checksum_is_taken_elsewhere_and_then_the_step_before(pod: NewPod) -> None:
@@ -399,7 +402,7 @@ def test_strangers_who_write_slowly_are_cut_off_and_cost_a_keeper_few_threads(po
             assert threading.active_count() - before <= 256
             return all(_has_ended(each) for each in strangers[:200])
 
-        waiting.until(all_are_cut, 60)
+        waiting.until(all_are_cut)
     with keeper.get(own, Part(1, 1, 1, 0)) as (_, _, stream):
         assert stream.read(10) == b"   1 of  0"
 

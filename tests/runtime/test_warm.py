@@ -71,13 +71,14 @@ def test_a_rank_asks_for_the_store_of_rank_0_when_that_is_open(tmp_path: Path) -
     )
     script = write(
         tmp_path,
-        "import os, socket, threading, time, torch.distributed\n"
+        "import os, socket, threading, torch.distributed\n"
         "with socket.socket() as store:\n"
         "    store.bind(('127.0.0.1', 0))\n"
-        "    threading.Timer(0.5, store.listen).start()\n"
         "    address, rank = store.getsockname(), int(os.environ['RANK'])\n"
+        "    late = threading.Timer(0.5 if rank else 30, store.listen)\n"
+        "    late.start()\n"
         "    print(torch.distributed.rendezvous._create_c10d_store(*address, rank, 2, timeout=1))\n"
-        "    time.sleep(1)\n",
+        "    late.cancel()\n",
     )
     _, printed, _ = run(script, PYTHONPATH=f"{RUNTIME}:{torch.parent}")
     assert printed == ["(0, False)", "(1, True)"]

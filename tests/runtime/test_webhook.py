@@ -61,7 +61,7 @@ def test_an_endpoint_that_refuses_or_never_answers_costs_seconds_and_names_no_ad
     tell(hook.environment(), 0, "", first)
     hook.stop()
     said = capfd.readouterr().err
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 55
     assert ("the web hook answers" if status else "the web hook was not told: ") in said
     assert hook.secret not in said
 

@@ -15,6 +15,7 @@ import time
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.agent import report, torch_handler
 from bireme_runtime.elastic.rendezvous import membership, rules
+from bireme_runtime.process.errors import Unreachable
 
 
 def member() -> membership.Rendezvous | None:
@@ -53,7 +54,7 @@ def main() -> int:
     reporter = report.Reporter.from_env()
     try:
         return run(reporter)
-    except membership.JoinTimeout:
+    except (membership.JoinTimeout, Unreachable):
         # The real one reports that the rendezvous failed: as if the agent had died.
         os.kill(os.getpid(), signal.SIGKILL)
         raise

@@ -56,7 +56,7 @@ def fail(cluster: Any, pod: str, exit_code: int, namespace: str = "default") -> 
         now = cluster.api.find(path)
         return now is None or now["status"].get("phase") in ("Succeeded", "Failed")
 
-    until(has_ended, 15, f"the pod {pod} to end")
+    until(has_ended, 120, f"the pod {pod} to end")
 
 
 @contextlib.contextmanager
