@@ -99,6 +99,13 @@ class Job:
             assert time.monotonic() < deadline, f"no file {name}"
             time.sleep(0.05)
 
+    def hold(self) -> None:
+        """Keep the training from its end, until it is let go."""
+        (self.folder / "hold").touch()
+
+    def let_go(self) -> None:
+        (self.folder / "hold").unlink()
+
     def end(self, name: str, seconds: float = 240) -> int:
         """The exit code of a worker."""
         return self.workers[name].wait(seconds)

@@ -21,7 +21,9 @@ NAMES = ("a", "b", "c")
 
 
 def three_workers(make: Make, **env: Any) -> Any:
+    """A run of three that has begun. It is held before its end."""
     job = make(**env)
+    job.hold()
     for index, name in enumerate(NAMES):
         job.start(name, index)
     job.wait_for("c", "step", world=3)
@@ -43,6 +45,7 @@ def test_three_workers_finish_and_a_late_one_has_nothing_to_do(job: Make) -> Non
     run = three_workers(job, steps=30, pause=0.1, PET_NNODES="3:3")
     ranks = {run.wait_for(name, "start", world=3)["rank"] for name in NAMES}
     assert ranks == {0, 1, 2}
+    run.let_go()
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
     run.check_steps(30)
     run.start("late")
@@ -69,6 +72,7 @@ def test_a_killed_agent_restarts_and_the_run_finishes(job: Make, victim: str) ->
     os.kill(run.wait_for(victim, "start", world=3)["agent"], signal.SIGKILL)
     survivor = "b" if victim != "b" else "c"
     report(f"SIGKILL of agent {victim}", run, since, survivor, 3)
+    run.let_go()
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
     run.check_steps(60)
 
@@ -84,6 +88,7 @@ def test_a_worker_that_receives_sigterm_saves_and_the_others_continue(job: Make)
     since = time.time()
     run.start("a", 0)
     report("a new pod for worker a", run, since, "b", 3)
+    run.let_go()
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
     run.check_steps(60)
 
@@ -172,6 +177,7 @@ def test_a_killed_training_process_is_restarted_by_its_agent(job: Make) -> None:
     since = time.time()
     os.kill(run.wait_for("b", "start", world=3)["pid"], signal.SIGKILL)
     report("SIGKILL of a training process", run, since, "a", 3)
+    run.let_go()
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
     run.check_steps(60)
 
@@ -189,6 +195,7 @@ def test_a_run_survives_a_restart_and_the_loss_of_etcds_data(
     else:
         server.start()
     since = time.time()
+    run.let_go()
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
     run.check_steps(60)
     if not empty:
@@ -230,6 +237,7 @@ def test_a_run_survives_random_kills_of_agents_and_training_processes(job: Make)
         for each in NAMES:
             run.wait_for(each, "step", run.wait_for(each, "start", since, world=3)["time"])
         time.sleep(chance.uniform(0, 4))
+    run.let_go()
     assert [run.end(name, 300) for name in NAMES] == [0, 0, 0]
     run.check_steps(40 * (kills + 1))
 

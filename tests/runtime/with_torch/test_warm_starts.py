@@ -21,6 +21,7 @@ def parent(pid: int) -> int:
 
 def seconds_to_a_step(run: Any, warm: str) -> float:
     """SIGKILL the agent of one worker of two; the seconds until the other makes a step with it again."""
+    run.hold()
     for index, name in enumerate("ab"):
         run.start(name, index)
     run.wait_for("b", "step", world=2)
@@ -38,6 +39,7 @@ def test_a_run_survives_the_loss_of_an_agent_and_no_start_is_cold(job: Make) -> 
     rank = run.notes("a", "start")[-1]
     # A rank is its agent's child, as in a cold start, and the agent is the supervisor's.
     assert parent(rank["pid"]) == rank["agent"]
+    run.let_go()
     assert [run.end(name) for name in "ab"] == [0, 0]
     run.check_steps(240)
     for name in "ab":
