@@ -278,7 +278,10 @@ def test_a_deleted_pod_on_a_node_that_is_cut_off_does_not_end(fleet: EmbeddedClu
     fleet.api.create(PODS, pod)
     until(lambda: is_ready(fleet.api.get(f"{PODS}/stuck")))
     faults.cut_node(fleet, node)
-    time.sleep(0.5)
+    # Who makes a later node ready has heard of this one.
+    (later,) = fleet.add_nodes("cpu", 1)
+    until(lambda: is_ready(fleet.api.get(f"/api/v1/nodes/{later}")))
+    faults.remove_node(fleet, later)
     fleet.api.delete(f"{PODS}/stuck", gracePeriodSeconds="1")
     time.sleep(3)
     assert fleet.api.get(f"{PODS}/stuck")["status"]["phase"] == "Running"

@@ -362,7 +362,7 @@ def test_all_tools_together_wait_for_a_silent_host_once(tmp_path: Path) -> None:
             with pytest.raises(NotOffered):
                 downloads.fetch(tool, tmp_path / tool.name, Console())
 
-        assert time.monotonic() - started < 20, "one after another they would wait for a minute and more"
+        assert time.monotonic() - started < 60, "one after another they would wait for minutes"
 
 
 # go build
