@@ -57,7 +57,7 @@ def inventory(api: Api, releases: Releases, namespaces: Sequence[str]) -> Invent
     return Inventory(
         tuple(sorted(listed, key=lambda each: each.namespace == SYSTEM)),
         tuple(_balancers(api, namespaces)),
-        tuple(_claim(api, each) for each in _all(api, "/api/v1", "persistentvolumeclaims", namespaces)),
+        tuple(_claim(api, each) for each in api.among(namespaces, "/api/v1", "persistentvolumeclaims")),
     )
 
 
@@ -71,17 +71,12 @@ def empty(api: Api, releases: Releases, found: Inventory) -> None:
         _delete(api, () if are_last else found.claims)
 
 
-def _all(api: Api, group: str, plural: str, namespaces: Sequence[str]) -> list[dict[str, Any]]:
-    paths = [f"{group}/namespaces/{name}/{plural}" for name in namespaces] or [f"{group}/{plural}"]
-    return [item for path in paths for item in api.get(path)["items"]]
-
-
 def _balancers(api: Api, namespaces: Sequence[str]) -> list[Item]:
     found = []
-    for service in _all(api, "/api/v1", "services", namespaces):
+    for service in api.among(namespaces, "/api/v1", "services"):
         if service["spec"].get("type") == "LoadBalancer":
             found.append(_item("/api/v1", "services", service, "load balancer of Service"))
-    for ingress in _all(api, "/apis/networking.k8s.io/v1", "ingresses", namespaces):
+    for ingress in api.among(namespaces, "/apis/networking.k8s.io/v1", "ingresses"):
         found.append(_item("/apis/networking.k8s.io/v1", "ingresses", ingress, "load balancer of Ingress"))
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters.api import ApiError
+from bireme.clusters.api import Api, ApiError
 from bireme.core.manifests import Manifest
 from bireme.live.observe import Difference, check, compare, observe
 from bireme.live.pods import NodeState, ObservedPod, observed_pod, shorten
@@ -342,6 +342,8 @@ def test_pods_of_a_daemon_set_are_not_counted_but_each_must_be_ready() -> None:
 
 class Answers:
     """An API server with the given objects by plural, or the given refusal of a plural."""
+
+    items = Api.items
 
     def __init__(self, **objects: list[dict[str, Any]] | int) -> None:
         self.objects = {"pods": [], "nodes": [], **objects}

@@ -25,7 +25,6 @@ from bireme.live.pod_http import Ask
 
 # Decisions on older facts are not carried out.
 _STALE_SECONDS = 60
-_JOBS = "/apis/batch/v1/jobs"
 
 
 class Controller:
@@ -96,16 +95,15 @@ class Controller:
         return tuple(each for each in decided if self._apply(world, each))
 
     def _look(self) -> World:
-        paths = [f"/apis/batch/v1/namespaces/{each}/jobs" for each in self._namespaces]
-        lists = (self._api.get(each, labelSelector=AUTOSCALE_ANNOTATION) for each in paths or [_JOBS])
-        jobs = [job for each in lists for job in each["items"]]
+        about = {"labelSelector": AUTOSCALE_ANNOTATION}
+        jobs = self._api.among(self._namespaces, "/apis/batch/v1", "jobs", **about)
         if not jobs:
             return World((), (), ())
-        pods = self._api.get("/api/v1/pods")["items"]
+        pods = self._api.items("/api/v1/pods")
         found, sentences = running(jobs, pods)
         for sentence in sentences:
             self._tell_once(sentence)
-        nodes = self._api.get("/api/v1/nodes")["items"]
+        nodes = self._api.items("/api/v1/nodes")
         values = measured(found, self._prometheus, self._tell_once)
         return World(nodes, pods, found, quotas(self._api, found), values)
 

@@ -25,14 +25,15 @@ class FirstFailures:
 
     def once(self) -> None:
         """Keep what pods said that have failed since the last look. Raises ApiError."""
+        look = self._api.among
         failed = [
             pod
-            for pod in self._list("/api/v1", "pods", fieldSelector="status.phase=Failed")
+            for pod in look(self._namespaces, "/api/v1", "pods", fieldSelector="status.phase=Failed")
             if controller_of(pod)
         ]
         uids = {pod["metadata"]["uid"] for pod in failed}
-        jobs = self._list("/apis/batch/v1", "jobs", labelSelector=OURS) if uids - self._seen else []
-        for job in jobs:
+        namespaces, is_new = self._namespaces, bool(uids - self._seen)
+        for job in look(namespaces, "/apis/batch/v1", "jobs", labelSelector=OURS) if is_new else ():
             about, failure = job["metadata"], first_failure(job, failed)
             path = f"/apis/batch/v1/namespaces/{about['namespace']}/jobs/{about['name']}"
             change = {"metadata": {"annotations": {FAILURE_ANNOTATION: failure}}}
@@ -42,10 +43,6 @@ class FirstFailures:
             except ApiError as error:
                 self._tell_once(f"{about['namespace']}/{about['name']}: its failure is not kept: {error}")
         self._seen = uids
-
-    def _list(self, group: str, what: str, **selector: str) -> list[dict[str, Any]]:
-        paths = [f"{group}/namespaces/{each}/{what}" for each in self._namespaces] or [f"{group}/{what}"]
-        return [item for path in paths for item in self._api.get(path, **selector)["items"]]
 
 
 def first_failure(job: Mapping[str, Any], failed: Iterable[Mapping[str, Any]]) -> str:

@@ -37,11 +37,11 @@ class IllNodes:
         dry_run: bool,
     ) -> None:
         self._api, self._tell, self._tell_once, self._dry_run = api, tell, tell_once, dry_run
-        self._paths = [f"/api/v1/namespaces/{each}/pods" for each in namespaces] or ["/api/v1/pods"]
+        self._namespaces = namespaces
 
     def once(self) -> None:
         """Look at all nodes and devices, and act, once. Raises ApiError."""
-        nodes = {each["metadata"]["name"]: self._marked(each) for each in self._items("/api/v1/nodes")}
+        nodes = {each["metadata"]["name"]: self._marked(each) for each in self._api.items("/api/v1/nodes")}
         ill = {name: sign for name, node in nodes.items() if (sign := illness(node))}
         claims = dict(self._ill_claims())
         for pod in self._workers() if ill or claims else ():
@@ -73,24 +73,20 @@ class IllNodes:
         return node
 
     def _workers(self) -> Iterator[Object]:
-        for path in self._paths:
-            for pod in self._api.get(path, labelSelector=_WORKERS)["items"]:
-                has_ended = pod["status"].get("phase") in ("Succeeded", "Failed")
-                if not has_ended and "deletionTimestamp" not in pod["metadata"]:
-                    yield pod
+        for pod in self._api.among(self._namespaces, "/api/v1", "pods", labelSelector=_WORKERS):
+            has_ended = pod["status"].get("phase") in ("Succeeded", "Failed")
+            if not has_ended and "deletionTimestamp" not in pod["metadata"]:
+                yield pod
 
     def _ill_claims(self) -> Iterator[tuple[tuple[str, str], str]]:
         """The namespace and name of each claim that has an ill device, and why it is ill."""
-        slices = self._items(f"{_DRA}/v1/resourceslices")
-        rules = self._items(f"{_DRA}/v1beta2/devicetaintrules")
+        # None where the server does not have them.
+        slices = self._api.items(f"{_DRA}/v1/resourceslices", unless=(404,))
+        rules = self._api.items(f"{_DRA}/v1beta2/devicetaintrules", unless=(404,))
         if rules or any("taints" in str(each["spec"].get("devices")) for each in slices):
-            for claim in self._items(f"{_DRA}/v1/resourceclaims"):
+            for claim in self._api.items(f"{_DRA}/v1/resourceclaims", unless=(404,)):
                 if why := device_illness(claim, slices, rules):
                     yield (claim["metadata"]["namespace"], claim["metadata"]["name"]), why
-
-    def _items(self, path: str) -> Sequence[Object]:
-        """The objects of a list; none where the server does not have it."""
-        return (self._api.find(path) or {}).get("items") or ()
 
     def _evict(self, pod: Object, why: str) -> None:
         about, where = pod["metadata"], pod["spec"]["nodeName"]

@@ -190,7 +190,7 @@ class Upgrades:
 
     def _kept(self, namespace: str) -> list[str]:
         """The definitions that a release has left, which are told to go."""
-        items = (each["metadata"] for each in self._cluster.api.get(_CRDS)["items"])
+        items = (each["metadata"] for each in self._cluster.api.items(_CRDS))
         kept = [each["name"] for each in items if each.get("annotations", {}).get(_HOME) == namespace]
         for name in kept:
             self._cluster.api.delete(f"{_CRDS}/{name}")

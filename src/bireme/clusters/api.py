@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
@@ -89,6 +89,21 @@ class Api:
             if error.status == 404:
                 return None
             raise
+
+    def items(self, path: str, unless: Collection[int] = (), **query: str) -> list[dict[str, Any]]:
+        """The objects of the list at ``path``; none for an HTTP status in ``unless``. Raises ApiError."""
+        try:
+            found: list[dict[str, Any]] = self.get(path, **query)["items"]
+        except ApiError as error:
+            if error.status not in unless:
+                raise
+            return []
+        return found
+
+    def among(self, namespaces: Iterable[str], group: str, plural: str, **query: str) -> list[dict[str, Any]]:
+        """The objects in ``namespaces``, in all of them if none is named. Raises ApiError."""
+        paths = [f"{group}/namespaces/{each}/{plural}" for each in namespaces] or [f"{group}/{plural}"]
+        return [item for path in paths for item in self.items(path, (), **query)]
 
     def stream(self, path: str, endless: bool = False, **query: str) -> Iterator[bytes]:
         """The text at ``path``, piece by piece as it arrives; with ``endless`` there is no time-out.

@@ -48,7 +48,7 @@ class FakeNodes(Cluster):
     @property
     def nodes(self) -> Mapping[str, int]:
         """Number of nodes by type that are there now. Raises BiremeError."""
-        nodes = self.api.get("/api/v1/nodes")["items"]
+        nodes = self.api.items("/api/v1/nodes")
         types = (node["metadata"]["labels"].get(labels.NODE_TYPE_LABEL) for node in nodes)
         return dict(Counter(each for each in types if each))
 
@@ -71,7 +71,7 @@ class FakeNodes(Cluster):
     def add_nodes(self, node_type: str, count: int) -> tuple[str, ...]:
         """Add ``count`` nodes of an instance type (or ``cpu``); their names, once they are Ready."""
         instance = instance_of(node_type, load_instances(self.paths))
-        taken = {node["metadata"]["name"] for node in self.api.get("/api/v1/nodes")["items"]}
+        taken = {node["metadata"]["name"] for node in self.api.items("/api/v1/nodes")}
         names = {index: f"{instance.node_name}-{index}" for index in range(len(taken) + count)}
         free = [index for index, name in names.items() if name not in taken][:count]
         self._create([(instance, index) for index in free])
@@ -105,7 +105,7 @@ class FakeNodes(Cluster):
         return True
 
     def _ready_nodes(self) -> set[str]:
-        nodes = self.api.get("/api/v1/nodes", resourceVersion="0")["items"]
+        nodes = self.api.items("/api/v1/nodes", resourceVersion="0")
         return {node["metadata"]["name"] for node in nodes if _schedulable(node)}
 
 

@@ -57,7 +57,7 @@ def rights(api: Api, manifests: Iterable[Manifest], namespace: str) -> Iterator[
 
 def quotas(api: Api, plan: Plan) -> Iterator[Finding]:
     """ResourceQuotas of the namespace with too little room for all pods of the plan. Raises ApiError."""
-    return too_small(api.get(f"/api/v1/namespaces/{plan.namespace}/resourcequotas")["items"], plan)
+    return too_small(api.items(f"/api/v1/namespaces/{plan.namespace}/resourcequotas"), plan)
 
 
 def too_small(items: Iterable[Mapping[str, Any]], plan: Plan) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
@@ -190,20 +189,11 @@ class Deployer:
     def _departures(self, job: str, namespace: str) -> Sequence[tuple[float, str]]:
         """When which worker had to leave an ill node; nothing for who may not read events."""
         selector = f"involvedObject.name={job},reason=LeavesIllNode"
-        events = self._readable(f"/api/v1/namespaces/{namespace}/events", fieldSelector=selector)
+        path = f"/api/v1/namespaces/{namespace}/events"
+        events = self.cluster.api.items(path, unless=(403,), fieldSelector=selector)
         return [
             (datetime.fromisoformat(each["firstTimestamp"]).timestamp(), each["message"]) for each in events
         ]
-
-    def _readable(self, path: str, **selector: str) -> Sequence[Mapping[str, Any]]:
-        """The objects at ``path``; none for who may not read them."""
-        try:
-            items: Sequence[Mapping[str, Any]] = self.cluster.api.get(path, **selector)["items"]
-            return items
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            return ()
 
     def why(self, release: str, namespace: str) -> tuple[Cause, list[str]]:
         """Why a release makes no step, and the pods that do not tell.
@@ -232,7 +222,9 @@ class Deployer:
     def _kept_failures(self, release: str, namespace: str) -> tuple[str, ...]:
         """What the controller has kept on the Jobs of a release; nothing for who may not list Jobs."""
         path, label = f"/apis/batch/v1/namespaces/{namespace}/jobs", f"{RELEASE_LABEL}={release}"
-        found = (each["metadata"] for each in self._readable(path, labelSelector=label))
+        found = (
+            each["metadata"] for each in self.cluster.api.items(path, unless=(403,), labelSelector=label)
+        )
         kept = ((each["name"], (each.get("annotations") or {}).get(FAILURE_ANNOTATION)) for each in found)
         return tuple(f"{name} failed first at {said}" for name, said in kept if said)
 

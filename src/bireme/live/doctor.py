@@ -167,14 +167,12 @@ class Doctor:
         return [thaw(each["spec"]) for each in templates if each.get("spec")]
 
     @cached_property
-    def _nodes(self) -> list[Mapping[str, Any]]:
-        nodes: list[Mapping[str, Any]] = self.api.get("/api/v1/nodes")["items"]
-        return nodes
+    def _nodes(self) -> Sequence[Mapping[str, Any]]:
+        return self.api.items("/api/v1/nodes")
 
     @cached_property
-    def _daemons(self) -> list[Mapping[str, Any]]:
-        daemons: list[Mapping[str, Any]] = self.api.get("/apis/apps/v1/daemonsets")["items"]
-        return daemons
+    def _daemons(self) -> Sequence[Mapping[str, Any]]:
+        return self.api.items("/apis/apps/v1/daemonsets")
 
     @cached_property
     def _types(self) -> set[str]:
@@ -315,7 +313,7 @@ class Doctor:
         """Whether the namespace has such an object. Of claims, and of kinds unknown here, nothing is said."""
         folder = f"/api/v1/namespaces/{self.plan.namespace}"
         if kind == "Pod":
-            return bool(self.api.get(f"{folder}/pods", labelSelector=name)["items"])
+            return bool(self.api.items(f"{folder}/pods", labelSelector=name))
         if kind in ("ConfigMap", "Secret", "Service"):
             return self.api.find(f"{folder}/{kind.lower()}s/{name}") is not None
         known = KINDS.get(kind)
@@ -350,7 +348,7 @@ class Doctor:
     def _own(self, kind: str, path: str) -> list[Mapping[str, Any]]:
         """The live objects of a kind that are the release's, or that it has made."""
         owners = Owners(self.api, self.plan)
-        return [each for each in self.api.get(path)["items"] if owners.maker(kind, each)]
+        return [each for each in self.api.items(path) if owners.maker(kind, each)]
 
     def _jobs(self) -> Iterator[Finding]:
         namespace = self.plan.namespace
@@ -375,10 +373,8 @@ class Doctor:
                 yield from self._refused_pods(name, show)
 
     def _refused_pods(self, job: str, show: str) -> Iterator[Finding]:
-        events = self.api.get(
-            f"/api/v1/namespaces/{self.plan.namespace}/events",
-            fieldSelector=f"involvedObject.name={job},reason=FailedCreate",
-        )["items"]
+        selector = f"involvedObject.name={job},reason=FailedCreate"
+        events = self.api.items(f"/api/v1/namespaces/{self.plan.namespace}/events", fieldSelector=selector)
         if events:
             yield Finding("jobs", f"The Job {job} cannot make pods: {events[-1].get('message', '')}", show)
 

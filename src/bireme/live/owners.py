@@ -80,12 +80,7 @@ class Owners:
             self._known[uid] = None
             served = _resources(self._api, owner.get("apiVersion", ""), namespace)
             path = next((path for path, each in served if each["kind"] == owner["kind"]), None)
-            try:
-                items = self._api.get(path)["items"] if path else []
-            except ApiError as error:
-                if error.status not in (403, 404):
-                    raise
-                items = []
+            items = self._api.items(path, unless=(403, 404)) if path else []
             self._known |= {each["metadata"]["uid"]: each["metadata"] for each in items}
         return self._known[uid]
 

@@ -230,7 +230,7 @@ class InstalledRelease:
         owners = Owners(api, self.plan)
         found = [paths_of(api, plural, each) for each in owners.namespaces]
         paths = dict.fromkeys((kind, path) for each in found for kind, path in each.items())
-        items = ((kind, item) for kind, path in paths for item in api.get(path)["items"])
+        items = ((kind, item) for kind, path in paths for item in api.items(path))
         return [Fields.of(item) for kind, item in items if owners.maker(kind, item)]
 
     def names(self, plural: str) -> list[str]:
@@ -279,7 +279,7 @@ def test_namespace(random_namespace: Any, bireme_cluster: Cluster) -> Iterator[s
     for path in slow:
         api.delete(path)
     with contextlib.suppress(BiremeError):
-        until(lambda: not any(api.get(path)["items"] for path in slow), 30, "pods and claims to be gone")
+        until(lambda: not any(api.items(path) for path in slow), 30, "pods and claims to be gone")
 
 
 @pytest.fixture(scope="session")

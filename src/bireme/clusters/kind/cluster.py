@@ -114,7 +114,7 @@ class KindCluster(FakeNodes):
 
     def _real_nodes(self) -> list[dict[str, Any]]:
         """The nodes with a kubelet that have their pod network."""
-        nodes = self.api.get("/api/v1/nodes", labelSelector=f"!{FAKE_LABEL}")["items"]
+        nodes = self.api.items("/api/v1/nodes", labelSelector=f"!{FAKE_LABEL}")
         return [node for node in nodes if node["spec"].get("podCIDR")]
 
     def _connect(self) -> None:
