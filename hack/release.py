@@ -159,10 +159,7 @@ class Tree:
 
     @property
     def runtime_changed(self) -> bool:
-        """Whether the runtime that the charts carry differs from what was released.
-
-        A new version of it is a change of every chart with it, so it is not raised without need.
-        """
+        """Whether the runtime in the charts differs. Only then all of them get a new version of it."""
         return any(old.runtime != new.runtime for old, new in self.changed)
 
     def findings(self) -> list[str]:

@@ -80,10 +80,7 @@ class Pins:
     go_bin: str
 
     def tool(self, name: str, version: str | None = None) -> Tool:
-        """The tool called ``name``, at its default pin or at ``version``.
-
-        Raises BiremeError for a name or a version that is not pinned.
-        """
+        """The tool at its default pin, or at ``version``. Raises BiremeError for what is not pinned."""
         named = [tool for tool in self.tools if tool.name == name]
         if not named:
             known = ", ".join(dict.fromkeys(tool.name for tool in self.tools))
@@ -96,10 +93,7 @@ class Pins:
 
 
 def load_pins(folder: Path) -> Pins:
-    """Read tools.toml in ``folder`` (hack/tools) and every go.mod it names.
-
-    Raises BiremeError when a pin is missing.
-    """
+    """Read tools.toml in ``folder`` (hack/tools) and every go.mod it names. Raises BiremeError."""
     table = tomllib.loads((folder / "tools.toml").read_text(encoding="utf-8"))
     tools: list[Tool] = []
     for name, module in table["modules"].items():

@@ -49,10 +49,7 @@ _SEEN_SECONDS = 30.0
 
 
 def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
-    """Run torchrun with these arguments, report, and return the exit code.
-
-    ``template``: ranks are forked from it.
-    """
+    """Run torchrun, report, and return the exit code. Ranks are forked from ``template``, if given."""
     reporter = Reporter.from_env()
     report = reporter.ended
     try:

@@ -157,10 +157,7 @@ class Backend:
         return False
 
     def hold(self) -> None:
-        """Keep the membership of a torchrun that is stopped while its processes save.
-
-        Called once a second.
-        """
+        """Each second: keep the membership of a torchrun that is stopped while its processes save."""
 
     def release(self) -> None:
         """Remove the membership of the last torchrun, which has ended."""
