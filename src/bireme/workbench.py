@@ -24,7 +24,6 @@ from bireme.tools import Toolbox
 
 if TYPE_CHECKING:
     from bireme.clusters import base
-    from bireme.clusters.registry import Provider
     from bireme.live.deploy import Deployer, ReleaseStatus
     from bireme.live.release import Releases
     from bireme.plan.instances import Instance
@@ -70,7 +69,7 @@ class Workbench:
     def charts(self) -> Charts:
         return Charts(self.paths, self.toolbox)
 
-    def provider(self, name: str) -> Provider:
+    def provider(self, name: str) -> base.Provider:
         from bireme.clusters.registry import provider
 
         return provider(name, self.paths, self.toolbox, self.err)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from bireme.clusters.api import Api
 from bireme.core.errors import BiremeError
@@ -53,3 +54,16 @@ class ClusterInfo:
     def to_json(self) -> dict[str, object]:
         """Plain JSON, for ``-o json`` and meta.json."""
         return asdict(self) | {"kubeconfig": str(self.kubeconfig), "nodes": dict(self.nodes)}
+
+
+class Provider(Protocol):
+    """Makes, finds and removes clusters of one sort."""
+
+    def up(self, name: str, nodes: Mapping[str, int]) -> Cluster:
+        """Make the cluster ``name`` with these nodes by type, ready to use. Raises BiremeError."""
+
+    def down(self, name: str) -> bool:
+        """Remove the cluster and all its files; False, not an error, when there is none."""
+
+    def get(self, name: str) -> Cluster:
+        """The cluster ``name`` as ``up`` made it. Raises BiremeError when there is none."""

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from bireme.clusters.base import Cluster
+from bireme.clusters.base import Cluster, Provider
 from bireme.clusters.programs import Program
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
-
-if TYPE_CHECKING:
-    from bireme.clusters.embedded import EmbeddedProvider
-    from bireme.clusters.kind import KindProvider
-
-    Provider = EmbeddedProvider | KindProvider
 
 PROVIDERS = ("embedded", "kind")
 
