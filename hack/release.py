@@ -159,7 +159,10 @@ class Tree:
 
     @property
     def runtime_changed(self) -> bool:
-        """Whether the runtime in the charts differs. Only then all of them get a new version of it."""
+        """Whether the runtime that the charts carry differs from what was released.
+
+        A new version of it is a change of every chart with it, so it is not raised without need.
+        """
         return any(old.runtime != new.runtime for old, new in self.changed)
 
     def findings(self) -> list[str]:

@@ -106,7 +106,10 @@ class Api:
         return [item for path in paths for item in self.items(path, (), **query)]
 
     def stream(self, path: str, endless: bool = False, **query: str) -> Iterator[bytes]:
-        """The text at ``path``, piece by piece; ``endless`` has no time-out. Raises ApiError."""
+        """The text at ``path``, piece by piece as it arrives; with ``endless`` there is no time-out.
+
+        Raises ApiError.
+        """
         seconds = None if endless else _READ_SECONDS
         return _chunks(self._send("GET", path, query=query, seconds=seconds, accept="*/*"))
 

@@ -53,7 +53,10 @@ _UP_SECONDS = 120
 
 
 class EmbeddedProvider:
-    """Embedded clusters of one state directory. kwokctl downloads nothing, and ~/.kube is not touched."""
+    """Embedded clusters of one state directory.
+
+    ``toolbox`` provides every binary; nothing is downloaded by kwokctl, and ~/.kube is not touched.
+    """
 
     name = "embedded"
 

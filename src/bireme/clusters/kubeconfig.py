@@ -41,7 +41,10 @@ def load(file: Path, context: str | None, configuration: Any) -> None:
 
 
 def merged(files: Sequence[Path]) -> Path:
-    """``files`` as one, for this process: the first of equal names, as in kubectl. Raises BiremeError."""
+    """The kubeconfigs ``files`` as one, for this process: of equal names the first counts, as in kubectl.
+
+    Raises BiremeError when one cannot be read.
+    """
     whole: dict[str, Any] = {"apiVersion": "v1", "kind": "Config"}
     for file in files:
         content = value_files.read_file(file, "kubeconfig")

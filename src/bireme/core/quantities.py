@@ -31,7 +31,10 @@ _NUMBER = re.compile(r"[-+]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][-+]
 
 
 def quantity(text: object) -> Fraction:
-    """A Kubernetes quantity ("1500m", "5Mi", 2) as a number of cores, bytes or devices, or BiremeError."""
+    """A Kubernetes quantity ("1500m", "5120Mi", "1e3", 2) as a number of cores, bytes or devices.
+
+    Raises BiremeError when it is none.
+    """
     given = str(text).strip()
     suffix = next((suffix for suffix in _SUFFIXES if given.endswith(suffix)), "")
     number = given.removesuffix(suffix)

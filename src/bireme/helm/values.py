@@ -101,7 +101,10 @@ _MOST_BYTES = 256 * 2**20
 
 
 def load(files: Sequence[Path]) -> Values:
-    """``files`` merged in order. A null stays: it deletes a chart's default. Raises BiremeError."""
+    """``files`` merged in order. A null stays: it deletes a chart's default.
+
+    Raises BiremeError for a file that is missing or not a mapping.
+    """
     merged: Values = {}
     for file in files:
         merged = merge(merged, read_file(file))

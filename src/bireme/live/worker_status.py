@@ -19,7 +19,11 @@ _MOST_PODS = 3
 
 @dataclass(frozen=True)
 class WorkerStatus(Plain):
-    """The run of one job: for what it ``waits``, which are ``spares``, and who failed first in each round."""
+    """The run of one job.
+
+    ``waits`` says for what it waits, ``spares`` which workers wait while the others train, ``failures`` who
+    failed first in each round.
+    """
 
     job: str
     round: int

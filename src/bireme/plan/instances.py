@@ -182,7 +182,10 @@ CPU_NODE = Instance(
 
 
 def instance_of(node_type: str, instances: Mapping[str, Instance]) -> Instance:
-    """The facts of an EC2 type, or of the pseudo-type ``cpu``. Raises BiremeError with close names."""
+    """The facts of an EC2 type, or of the pseudo-type ``cpu``.
+
+    Raises BiremeError with the closest names when the type is unknown.
+    """
     if node_type != CPU_TYPE and node_type not in instances:
         raise BiremeError(f"unknown node type {node_type!r}: {suggestion(node_type, [*instances, CPU_TYPE])}")
     return CPU_NODE if node_type == CPU_TYPE else instances[node_type]

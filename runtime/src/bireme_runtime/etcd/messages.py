@@ -39,7 +39,10 @@ class OutOfSpace(Unavailable):
 
 
 class Ambiguous(EtcdError):
-    """The response to a write was lost: it may be carried out, now or later. Read before repeating it."""
+    """The response to a write was lost.
+
+    It may have been carried out, now or later: read before repeating it.
+    """
 
 
 class Refused(EtcdError):

@@ -241,7 +241,10 @@ class Role(ABC):
         """Let the script save before it is killed."""
 
     def _is_over(self) -> bool:
-        """Whether the claim shows the end of the job, which pserver 0 may have been too late to report."""
+        """Whether the claim shows that the job is done.
+
+        Pserver 0 may have ended before it could report that.
+        """
         participates = self.attempt or self._run
         return not participates and (self.options.output / "done").exists()
 

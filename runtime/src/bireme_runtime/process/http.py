@@ -31,7 +31,10 @@ class Address:
 
 
 def parse_address(text: str, default_port: int = 0) -> Address:
-    """Parse `HOST:PORT` or `[IPV6]:PORT`; the port may be missing with a default. Raises ValueError."""
+    """Parse `HOST:PORT` or `[IPV6]:PORT`; the port may be missing when there is a default.
+
+    Raises ValueError.
+    """
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
         port = port.lstrip(":")
@@ -122,7 +125,10 @@ class Connections:
 
 
 class Connection:
-    """A kept connection to one server, for one thread at a time. Requests show the token, if there is one."""
+    """A connection to one server that is kept between requests. For one thread at a time.
+
+    Where there is a token, requests show it.
+    """
 
     def __init__(
         self, address: Address, timeout: float, tls: ssl.SSLContext | None = None, token: str = ""

@@ -33,7 +33,10 @@ _NO_PRICE = 1000.0
 
 
 def start(cluster: Cluster, toolbox: Toolbox) -> Program:
-    """Start Karpenter with its kinds and a NodePool for every type, and wait. Raises BiremeError."""
+    """Start Karpenter with its kinds and a NodePool for every type; returns when it is ready.
+
+    Raises BiremeError.
+    """
     folder = programs.new_folder(cluster, "karpenter")
     binary, source = toolbox.path("karpenter-kwok"), toolbox.source("karpenter-kwok")
     add_kinds(cluster, definitions(source / "pkg/apis/crds", source / "kwok/apis/crds"))

@@ -49,7 +49,10 @@ _SEEN_SECONDS = 30.0
 
 
 def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
-    """Run torchrun, report, and return the exit code. Ranks are forked from ``template``, if given."""
+    """Run torchrun with these arguments, report, and return the exit code.
+
+    ``template``: ranks are forked from it.
+    """
     reporter = Reporter.from_env()
     report = reporter.ended
     try:

@@ -157,7 +157,10 @@ class Backend:
         return False
 
     def hold(self) -> None:
-        """Each second: keep the membership of a torchrun that is stopped while its processes save."""
+        """Keep the membership of a torchrun that is stopped while its processes save.
+
+        Called once a second.
+        """
 
     def release(self) -> None:
         """Remove the membership of the last torchrun, which has ended."""

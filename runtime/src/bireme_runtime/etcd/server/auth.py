@@ -200,7 +200,10 @@ def keep_up(env: Mapping[str, str], say: Say) -> None:
 
 
 def main(env: Mapping[str, str] = os.environ) -> int:
-    """Keep the users of the Secret's folder, or else set up those of the environment once."""
+    """Keep the users of the Secret's folder, or without one set up those of the environment once.
+
+    Returns the exit code.
+    """
     say = log_of("users")
     try:
         if env.get("BIREME_ETCD_USERS"):

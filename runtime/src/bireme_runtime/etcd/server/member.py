@@ -146,7 +146,10 @@ def prepare(settings: MemberSettings, say: Say = lambda sentence: None) -> str:
 
 
 def _cluster_exists(settings: MemberSettings, wait: BoundedWait) -> bool:
-    """Whether ordinal 0, which has no data, must join. Otherwise no other member has data either."""
+    """Whether ordinal 0, which has no data, must join.
+
+    Otherwise certainly no other member has data either.
+    """
     while True:
         try:
             others = _others(settings)

@@ -52,7 +52,10 @@ class ConnectionPool:
         method: str = "GET",
         content: Iterable[bytes] | bytes | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The response, of any status. Raises Unreachable, also when the connection breaks in the body."""
+        """The response, of any status.
+
+        Raises Unreachable, also when the connection breaks while the body is read.
+        """
         parts = urllib.parse.urlsplit(url)
         place = (parts.scheme, parts.netloc)
         proxy = _proxy(parts)
