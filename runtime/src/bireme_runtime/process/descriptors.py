@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import FileDescriptorLike
+from typing import Protocol
 
 
-def readable(file: FileDescriptorLike, seconds: float = 0.0) -> bool:
+class HasDescriptor(Protocol):
+    """A socket or a file."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+
+
+def readable(file: int | HasDescriptor, seconds: float = 0.0) -> bool:
     """Whether something can be read, or the other end is closed, within so many seconds."""
     # Unlike select, poll takes descriptors above 1023.
     poll = select.poll()
