@@ -95,8 +95,7 @@ class Controller:
         return tuple(each for each in decided if self._apply(world, each))
 
     def _look(self) -> World:
-        about = {"labelSelector": AUTOSCALE_ANNOTATION}
-        jobs = self._api.among(self._namespaces, "/apis/batch/v1", "jobs", **about)
+        jobs = self._api.among(self._namespaces, "/apis/batch/v1", "jobs", labelSelector=AUTOSCALE_ANNOTATION)
         if not jobs:
             return World((), (), ())
         pods = self._api.items("/api/v1/pods")

@@ -25,21 +25,19 @@ class FirstFailures:
 
     def once(self) -> None:
         """Keep what pods said that have failed since the last look. Raises ApiError."""
-        look = self._api.among
-        failed = [
-            pod
-            for pod in look(self._namespaces, "/api/v1", "pods", fieldSelector="status.phase=Failed")
-            if controller_of(pod)
-        ]
+        api, where = self._api, self._namespaces
+        pods = api.among(where, "/api/v1", "pods", fieldSelector="status.phase=Failed")
+        failed = [pod for pod in pods if controller_of(pod)]
         uids = {pod["metadata"]["uid"] for pod in failed}
-        namespaces, is_new = self._namespaces, bool(uids - self._seen)
-        for job in look(namespaces, "/apis/batch/v1", "jobs", labelSelector=OURS) if is_new else ():
+        are_new = uids - self._seen
+        jobs = api.among(where, "/apis/batch/v1", "jobs", labelSelector=OURS) if are_new else []
+        for job in jobs:
             about, failure = job["metadata"], first_failure(job, failed)
             path = f"/apis/batch/v1/namespaces/{about['namespace']}/jobs/{about['name']}"
             change = {"metadata": {"annotations": {FAILURE_ANNOTATION: failure}}}
             try:
                 if failure:
-                    self._api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
+                    api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
             except ApiError as error:
                 self._tell_once(f"{about['namespace']}/{about['name']}: its failure is not kept: {error}")
         self._seen = uids

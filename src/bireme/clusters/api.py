@@ -93,7 +93,7 @@ class Api:
     def items(self, path: str, unless: Collection[int] = (), **query: str) -> list[dict[str, Any]]:
         """The objects of the list at ``path``; none for an HTTP status in ``unless``. Raises ApiError."""
         try:
-            found: list[dict[str, Any]] = self.get(path, **query)["items"]
+            found: list[dict[str, Any]] = self.get(path, **query)["items"] or []
         except ApiError as error:
             if error.status not in unless:
                 raise

@@ -222,9 +222,8 @@ class Deployer:
     def _kept_failures(self, release: str, namespace: str) -> tuple[str, ...]:
         """What the controller has kept on the Jobs of a release; nothing for who may not list Jobs."""
         path, label = f"/apis/batch/v1/namespaces/{namespace}/jobs", f"{RELEASE_LABEL}={release}"
-        found = (
-            each["metadata"] for each in self.cluster.api.items(path, unless=(403,), labelSelector=label)
-        )
+        jobs = self.cluster.api.items(path, unless=(403,), labelSelector=label)
+        found = (each["metadata"] for each in jobs)
         kept = ((each["name"], (each.get("annotations") or {}).get(FAILURE_ANNOTATION)) for each in found)
         return tuple(f"{name} failed first at {said}" for name, said in kept if said)
 

@@ -55,7 +55,11 @@ class World(Plain):
         return max(0.0, (last - first) / (ended - began))
 
     def to_json(self) -> dict[str, Any]:
-        return super().to_json() | {"stepsPerSecond": round(self.steps_per_second, 4)}
+        rounded = {
+            "stepsPerSecond": round(self.steps_per_second, 4),
+            "lostSeconds": round(self.lost_seconds, 1),
+        }
+        return super().to_json() | rounded
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Timeline(Plain):
             worlds.append(
                 World(
                     int(record["round"]), begin, _end(record, after, float(answer["time"])),
-                    cause, why, seats, steps, int(record.get("lostSteps", 0)), round(lost, 1),
+                    cause, why, seats, steps, int(record.get("lostSteps", 0)), lost,
                     float(record.get("blockedSeconds", 0.0)),
                 )
             )  # fmt: skip

@@ -37,6 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("wait-finished", help="wait until the last trainer has left after the last pass")
     commands.add_parser("delete", help="delete the dataset, which must have no trainers")
     status = commands.add_parser("status", help="show passes, counts, trainers and failed shards")
+    # JSON is all there is. Scripts ask for it by this option.
     status.add_argument("-o", "--output", choices=("json",))
     return parser
 

@@ -24,3 +24,8 @@ def in_thread(act: Callable[[], Result], name: str = "bireme-act") -> Future[Res
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return future
+
+
+def in_one_thread(before: Future[Result] | None, act: Callable[[], Result]) -> Future[Result]:
+    """The call ``before`` while it runs, otherwise a new one of ``act``. So what hangs holds one thread."""
+    return before if before and not before.done() else in_thread(act)

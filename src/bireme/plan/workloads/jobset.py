@@ -32,10 +32,8 @@ class JobSet(model.WorkloadKind):
         count = len(pods)
         bounds = model.elastic_bounds(_template(groups[0]).get("spec") or {}) if len(groups) == 1 else None
         low, high = bounds or (count, count)
-        role, suspended = (
-            pods[-1].role if pods else manifest.name,
-            bool(model.spec_of(manifest).get("suspend")),
-        )
+        role = pods[-1].role if pods else manifest.name
+        suspended = bool(model.spec_of(manifest).get("suspend"))
         return model.WorkloadPlan(manifest.name, self.name, role, count, low, high, pods, suspended)
 
     def owner(self, pod: Mapping[str, Any]) -> str | None:

@@ -27,7 +27,7 @@ from bireme_runtime.process import children
 from bireme_runtime.process.environment import integer, setting
 from bireme_runtime.process.log import Say
 from bireme_runtime.process.output import Copier
-from bireme_runtime.process.threads import in_thread
+from bireme_runtime.process.threads import in_one_thread
 
 Answer = TypeVar("Answer")
 
@@ -260,9 +260,8 @@ class Observer:
             self._next_publish = now + max(_PUBLISH_SECONDS, pause)
             self.publish()
             is_due = max(self._progress.since, self._progress.last) > self._counted[0] + _COUNT_SECONDS
-            # A device that does not answer holds one thread, not one more each time.
-            if is_due and (self._counting is None or self._counting.done()):
-                self._counting = in_thread(self._count)
+            if is_due:
+                self._counting = in_one_thread(self._counting, self._count)
             # Here, so that /metrics answers also when etcd does not.
             self.starts.excluded = self._ask(self._ledger.excluded, self.starts.excluded)
         self._settle_shards(wait=True)
@@ -412,8 +411,7 @@ class Observer:
         ranks = self._processes
         if launchers.starts_nodes(os.environ):
             ranks = [each for pid, _, _ in ranks for each in launchers.ranks_below(pid)] or ranks
-        if self._signing is None or self._signing.done():
-            self._signing = in_thread(self._signs)
+        self._signing = in_one_thread(self._signing, self._signs)
         dumps = hang.dumps(self._folder, [pid for pid, _, _ in ranks])
         silent = {"its GPUs or network devices do not answer": sys.maxsize}
         signs = self._signing.result() if wait([self._signing], _SIGN_SECONDS).done else silent

@@ -814,10 +814,9 @@ class Rendezvous:
             with self._changed:
                 # If a lease has ended meanwhile, it may have been this one's.
                 if self._deletions == deletions:
-                    # Both threads ask, and the one that asked last knows most.
-                    if asked < self._asked_first:
-                        return
-                    self._first = min(view_of(self.settings.root, keys).members, default="")
+                    # Both threads ask. The answer to the later question counts, whichever comes last.
+                    if asked == self._asked_first:
+                        self._first = min(view_of(self.settings.root, keys).members, default="")
                     return
 
     def _read(self, whole: bool) -> View:
