@@ -278,7 +278,7 @@ def test_a_deleted_pod_on_a_node_that_is_cut_off_does_not_end(fleet: EmbeddedClu
     fleet.api.create(PODS, pod)
     until(lambda: is_ready(fleet.api.get(f"{PODS}/stuck")))
     faults.cut_node(fleet, node)
-    # Who makes a later node ready has heard of this one.
+    # kwok hears of changes in order: when a later node is ready, it knows that this one is cut off.
     (later,) = fleet.add_nodes("cpu", 1)
     until(lambda: is_ready(fleet.api.get(f"/api/v1/nodes/{later}")))
     faults.remove_node(fleet, later)

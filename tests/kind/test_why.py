@@ -78,7 +78,7 @@ def test_the_rank_that_hangs_is_named_with_its_node_and_line(
     found: dict[str, Any] = {}
 
     def told() -> bool:
-        # At first they may be on their way to where they wait, and nothing is certain.
+        # A rank that has not yet reached its collective makes the answer uncertain.
         found.update(why(job))
         said = "\n".join([found["sentence"], *found["evidence"]])
         return bool(found["certain"]) and words in said

@@ -112,7 +112,7 @@ def hook(tmp_path: Path) -> Iterator[WebHook]:
 
 @pytest.fixture
 def on_etcd(shared_etcd: EtcdServer, prefix: str) -> dict[str, str]:
-    """The environment of a worker of a new run. Its lease outlasts a machine that stands still."""
+    """The environment of a worker of a new run. Its lease lives for a minute: a machine may stand still."""
     times = "last_call_timeout=0.1,settle_timeout=0,keep_alive_max_attempt=60"
     return {
         "PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": shared_etcd.endpoint, "PET_RDZV_ID": "run",

@@ -24,9 +24,9 @@ until = partial(waiting.until, every=0.02)
 
 @dataclass
 class Dispatchers:
-    """Replicas on loopback, with these times to live of the leases, in seconds.
+    """Replicas on loopback. The leases of trainers and of the leader live for so many seconds.
 
-    Leases that are not to end have long ones, because a machine may stand still.
+    A test that needs no lease to end has long leases, because a busy machine may stand still for seconds.
     """
 
     etcd: str

@@ -102,7 +102,7 @@ def test_after_a_stable_period_the_restarts_are_counted_from_0_again(start: Star
 
 def test_on_term_the_training_processes_can_save_and_nothing_restarts_them(start: Start) -> None:
     script = f"{SAVE_ON_TERM}pathlib.Path('up-' + os.environ['LOCAL_RANK']).write_text('x')\ntime.sleep(600)"
-    # Longer than it is waited for.
+    # The grace period is longer than the test waits.
     worker = start(script, PET_NPROC_PER_NODE="3", PET_MAX_RESTARTS="9", BIREME_GRACE_SECONDS="600")
     for rank in range(3):
         worker.file(f"up-{rank}")
@@ -260,7 +260,7 @@ def test_a_failed_run_is_not_closed(start: Start, on_etcd: dict[str, str]) -> No
 def test_after_a_member_ends_the_others_agree_on_a_new_round_at_once(
     start: Start, on_etcd: dict[str, str], victim: str
 ) -> None:
-    # A lease that lives longer than anything is waited for.
+    # The lease lives longer than the test waits.
     on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=600"
     script = WRITE_PIDS + "pathlib.Path('world-' + os.environ['WORLD_SIZE']).write_text('x')\ntime.sleep(600)"
     stays, goes = start(script, **on_etcd), start(script, **on_etcd)
@@ -334,7 +334,7 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
     if what == "told to end while cut off":
         goes.process.send_signal(signal.SIGTERM)
         goes.wait_for("received SIGTERM")
-    # Five sixths of the 300 s of its lease are over by its clock.
+    # By its clock, five sixths of the 300 s of its lease are over.
     (tmp_path / "ahead").write_text("255")
     until(lambda: gone(trainer), what=lambda: goes.words)
     client.lease_revoke(lease)
@@ -370,7 +370,7 @@ time.sleep(600)
     def left() -> int:
         return int(shared_etcd.request("/v3/lease/timetolive", {"ID": member.lease})["TTL"])
 
-    # Nobody else renews the lease, and it does so again.
+    # Only the supervisor renews the lease: while it is stopped, less and less is left.
     worker.process.send_signal(signal.SIGSTOP)
     until(lambda: left() < 56)
     worker.process.send_signal(signal.SIGCONT)

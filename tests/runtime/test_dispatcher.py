@@ -247,7 +247,7 @@ def start_trainer(replicas: Dispatchers, dataset: str, code: str, **more: str) -
 
 
 def end_lease(replicas: Dispatchers, dataset: str) -> None:
-    """End the lease of the trainer that was started, and killed."""
+    """End the lease of the trainer that the test has killed."""
     replicas.end_leases(replicas.leases_of(dataset, "started"))
 
 

@@ -48,7 +48,7 @@ class Pod:
 
 
 Make = Callable[..., Pod]
-# Of a member whose lease is to end. All others outlast a machine that stands still.
+# For a member whose lease has to end in the test. All other leases outlast a machine that stands still.
 BRIEF = {"keep_alive_max_attempt": 7}
 
 
@@ -158,7 +158,7 @@ def test_the_token_goes_on_beyond_what_members_know_although_their_clock_is_behi
     new_etcd: NewEtcd, pod: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = new_etcd().start()
-    # It waits for as long as a lease of the lost data may live.
+    # After the loss it waits until no lease of the lost data can live.
     a = pod(server, **BRIEF)
     (before,) = join(a)
     monkeypatch.setattr(time, "time", lambda: 1.0)

@@ -114,7 +114,7 @@ class Runs:
             assert self.trainers.pop(index).wait(120) in (0, 143, -how), self.log(index)
 
     def end_leases(self, index: int, seconds: float) -> None:
-        """End the lease of a trainer that was killed so much later, as after its time."""
+        """End the lease of a killed trainer after so many seconds, as if it had not been renewed."""
         leases = self.dispatchers.leases_of(f"{self.name}-{self.number}-", f"trainer-{index}")
         self._ends.append(threading.Timer(seconds, self.dispatchers.end_leases, [leases]))
         self._ends[-1].start()

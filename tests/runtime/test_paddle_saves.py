@@ -276,7 +276,7 @@ def test_a_full_disk_leaves_the_old_save_and_the_error_names_the_folder(job: Tra
 
 
 def test_a_last_save_that_cannot_be_read_holds_the_job_up_until_it_can(job: TrainingJob) -> None:
-    # The trainers say why they wait when pserver 0 has not answered for so long.
+    # A trainer says why it waits when pserver 0 has not answered for BIREME_LOST_SECONDS.
     job.start_until_trained(SHARDS + 1, BIREME_LOST_SECONDS="5")
     mark = job.output / "pass-00000" / "done"
     known = mark.read_text()

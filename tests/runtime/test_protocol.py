@@ -209,7 +209,7 @@ def test_settings_are_read_under_torchs_names() -> None:
 # Members on a real etcd ----------------------------------------
 
 Make = Callable[..., Rendezvous]
-# Of a member whose lease is to end. All others outlast a machine that stands still.
+# For a member whose lease has to end in the test. All other leases outlast a machine that stands still.
 BRIEF: dict[str, Any] = {"keep_alive_max_attempt": 7}
 
 
@@ -234,7 +234,7 @@ def make(shared_etcd: EtcdServer, settings: RunSettings) -> Iterator[Make]:
     ) -> Rendezvous:
         client = etcd.Client(etcd.parse_endpoints(endpoint), timeout=10)
         if "lock" in changes:
-            # It has known these data for longer than any lease, and so waits for none.
+            # As if it had known the data of etcd for long: it need not wait for leases of before.
             client.get("any")
             client.history._since = -1e9
         identity = membership.Identity(membership.new_base(f"m{slot}"), slot, f"10.0.0.{slot}")
@@ -258,12 +258,13 @@ def join_all(*members: Rendezvous) -> list[membership.World]:
 
 
 def have_ready(member: Rendezvous) -> None:
-    """Have it registered before it joins, so that its join_timeout begins afterwards."""
+    """Register a member before it joins, so that its join_timeout does not count that."""
     member._start_threads()
     member._get_ready(time.monotonic() + 120)
 
 
 def end_leases(client: etcd.Client, member: Rendezvous) -> None:
+    """End the leases of a member, as they would end without renewals."""
     for lease in membership.leases_of(client, member.settings.root, member.identity.base):
         client.lease_revoke(lease)
 
@@ -304,7 +305,7 @@ def test_a_late_member_interrupts_a_young_round_only_after_a_loss(make: Make) ->
 
 
 def test_after_a_member_leaves_the_others_do_not_wait(make: Make) -> None:
-    # Far longer than anything here is waited for.
+    # The leases live longer than the test waits.
     a, b, c = (make(slot, keep_alive_max_attempt=2000) for slot in range(3))
     join_all(a, b, c)
     b.leave()
@@ -418,7 +419,7 @@ def test_who_waits_while_others_train_waits_as_long_as_they_do(make: Make) -> No
         waiting = pool.submit(spare.join)
         time.sleep(1.6)
         assert not waiting.done()
-        # From its next look on it has its time for a round of its own.
+        # When it looks again, it has two minutes to join the next round.
         spare.settings = replace(spare.settings, join_timeout=120)
         before = looks
         until(lambda: looks > before + 1)
@@ -481,7 +482,7 @@ def test_after_etcd_lost_its_data_the_members_agree_on_a_new_round(
     make: Make, new_etcd: Callable[..., EtcdServer]
 ) -> None:
     server = new_etcd().start()
-    # They wait for as long as a lease of the lost data may live.
+    # After the loss they wait until no lease of the lost data can live.
     a, b = (make(slot, server.endpoint, keep_alive_max_attempt=40) for slot in (0, 1))
     join_all(a, b)
     join_all(a, b)

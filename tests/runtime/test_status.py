@@ -102,7 +102,7 @@ def test_a_worker_tells_the_throughput_that_its_script_prints(start: Start, on_e
 
 
 def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, str], api: Api) -> None:
-    # As long as a lease may live, the first one waits too.
+    # The first run waits as long as a lease lives, too.
     on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=10"
     first = start("pathlib.Path('trains').write_text('x'); time.sleep(600)", **on_etcd, BIREME_LOCK="ns/job")
     first.file("trains")

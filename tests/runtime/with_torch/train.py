@@ -1,7 +1,7 @@
 """A small elastic DDP training: one checkpoint file for all, one log of JSON lines for each worker.
 
-TRAIN_DEVICE and TRAIN_BACKEND choose other than CPUs and gloo. While there is a file `hold`, each start makes
-a few steps of the second half and waits, so that no run ends before its test has seen what it waits for.
+TRAIN_DEVICE and TRAIN_BACKEND choose other than CPUs and gloo. While there is a file `hold`, each start stops
+a few steps after the middle of the run, so that the run does not end before the test has seen it train.
 """
 
 from __future__ import annotations

@@ -195,9 +195,9 @@ def test_what_is_no_manifest_is_passed_over_with_one_line(content: bytes, why: s
 def test_a_file_of_50_megabytes_is_passed_over_at_once(tmp_path: Path) -> None:
     with (tmp_path / "big.yaml").open("wb") as file:
         file.truncate(50 * 2**20)
-    began = time.monotonic()
+    began = time.process_time()
     assert "more than 8 MiB" in audit(tmp_path).stdout
-    assert time.monotonic() - began < 60
+    assert time.process_time() - began < 5
 
 
 def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
@@ -296,8 +296,9 @@ def test_the_jobs_of_a_cluster_are_read_without_what_controllers_made(tmp_path: 
 def test_300_files_take_few_seconds(auditor: Auditor, tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number}.yaml").write_text(TEXTS[number % len(TEXTS)])
-    began = time.monotonic()
+    # Of CPU, because other tests run beside it.
+    began = time.process_time()
     documents, _ = read([str(tmp_path)], {})
     auditor.audit(documents)
     assert len(documents) > 300
-    assert time.monotonic() - began < 120
+    assert time.process_time() - began < 30
