@@ -1,4 +1,4 @@
-"""What the harness does when an API server is too busy to answer."""
+"""What the harness makes of an API server that is busy or silent, and of its lists."""
 
 from __future__ import annotations
 
@@ -95,3 +95,29 @@ def test_several_kubeconfigs_are_one_as_for_kubectl(tmp_path: Path, monkeypatch:
     second.write_text(json.dumps({"contexts": [other], "clusters": [cluster], "users": [user]}))
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(tmp_path / "missing"), str(first), str(second)]))
     assert existing().api.server == "http://127.0.0.1:1"
+
+
+ONE, TWO = {"kind": "Pod", "name": "one"}, {"kind": "Pod", "name": "two"}
+LISTS = {
+    "/api/v1/namespaces/a/pods": ([ONE], 200),
+    "/api/v1/namespaces/b/pods": (None, 200),
+    "/api/v1/pods": ([ONE, TWO], 200),
+    "/api/v1/secrets": (None, 403),
+}
+
+
+class Lists(Quiet):
+    def do_GET(self) -> None:
+        items, status = LISTS.get(self.path, (None, 404))
+        self.answer(json.dumps({"items": items}).encode(), status)
+
+
+def test_a_list_may_be_null_and_only_the_statuses_that_are_named_mean_none(tmp_path: Path) -> None:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Lists), tmp_path) as kubeconfig:
+        api = Api(kubeconfig)
+        assert api.items("/api/v1/namespaces/b/pods") == []
+        assert api.items("/api/v1/secrets", unless=(403,)) == []
+        with pytest.raises(ApiError):
+            api.items("/api/v1/secrets", unless=(404,))
+        assert api.among(("a", "b"), "/api/v1", "pods") == [ONE]
+        assert api.among((), "/api/v1", "pods") == [ONE, TWO]
