@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 
 import elastic
 import torch
@@ -78,7 +79,11 @@ def train(
         optimizer.step()
         step += 1
         time.sleep(args.step_seconds)
-        (loss,) = run.sum(losses.item() / len(batch))
+        # All processes end with the same step, so one of them looks for the file.
+        asked = run.leads and args.stop_file is not None and args.stop_file.exists()
+        loss, stop = run.sum(losses.item() / len(batch), float(asked))
+        if stop:
+            steps = step
         if run.leads:
             rate = len(batch) / (time.monotonic() - started)
             run.log("step", step=step, epoch=epoch, loss=round(loss, 6), samples_per_second=round(rate, 1))
@@ -96,6 +101,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--batch-size", type=int, default=64, help="samples of a step, of all workers together"
     )
+    parser.add_argument("--stop-file", type=Path, help="end after the step in which this file is found")
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.set_defaults(epochs=20, checkpoint_every=20)
     args = parser.parse_args()

@@ -24,7 +24,7 @@ from bireme.tools import Toolbox
 from tests.conftest import ShowProgress
 from tests.kind.paddle import FOLDER, ON_KIND, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until
-from tests.kind.training import CHECKPOINT_EVERY, KIND, Training
+from tests.kind.training import CHECKPOINT_EVERY, ENDLESS, KIND, Training
 
 # Their workers take the accelerators of the cluster's nodes, so they run one after another.
 ACCELERATED = {"test_mpi_training", "test_nccl", "test_nfs", "test_torch_elastic", "test_torch_etcd"}
@@ -206,20 +206,26 @@ def kind_values(bireme_paths: Paths) -> Values:
 def train(
     release: ReleaseFactory, cluster: KindCluster, shell: Shell, test_namespace: str
 ) -> Iterator[Callable[..., Training]]:
-    """``train(workers=3, steps=200)``: digits.py on elastic workers; their logs are read from the start.
+    """``train(workers=3)``: digits.py on elastic workers, whose logs are read, until `complete`.
 
-    ``values`` are further values of the chart, ``script`` is another one of the image. The claim
-    ``checkpoints`` is mounted at /runs.
+    ``steps`` is an end that it reaches alone, ``values`` are further values of the chart, ``script`` is
+    another one of the image. The claim ``checkpoints`` is mounted at /runs.
     """
     cluster.add_claim("checkpoints", test_namespace)
     with ExitStack() as followed:
 
         def _train(
-            workers: int, steps: int, values: Mapping[str, Any] | None = None, script: str = "digits.py"
+            workers: int,
+            steps: int | None = None,
+            values: Mapping[str, Any] | None = None,
+            script: str = "digits.py",
         ) -> Training:
             name = f"{script.removesuffix('.py')}-{uuid.uuid4().hex[:4]}"
-            arguments = {"checkpoints": f"/runs/{name}", "steps": steps, "step-seconds": 0.1}
-            arguments["checkpoint-every"] = CHECKPOINT_EVERY
+            folder = f"/runs/{name}"
+            arguments = {"checkpoints": folder, "checkpoint-every": CHECKPOINT_EVERY, "step-seconds": 0.1}
+            arguments["steps"] = steps or ENDLESS
+            if script == "digits.py":
+                arguments["stop-file"] = f"{folder}/stop"
             own = {
                 "workers": workers,
                 "args": [f"/opt/bireme/{script}", *(f"--{key}={value}" for key, value in arguments.items())],
@@ -228,11 +234,13 @@ def train(
             installed = {
                 "instance": NODE_TYPE,
                 "files": [KIND],
-                "timeout": 180,
+                "timeout": 300,
                 "values": merge(own, values or {}),
             }
             job = release("torch-elastic", name=name, **installed)
-            return followed.enter_context(Training(job, shell, installed, script).followed())
+            return followed.enter_context(
+                Training(job, shell, installed, script, f"{folder}/stop").followed()
+            )
 
         yield _train
 

@@ -104,14 +104,13 @@ def test_a_torch_job_grows_and_gives_way_to_a_service_without_losing_a_saved_ste
     cluster: KindCluster,
     controller: InstalledRelease,
 ) -> None:
-    steps = 1500
     give_back = occupy("first")
     values = {
         **ANYWHERE,
         "resources": RESOURCES,
         "elastic": {"minWorkers": 2, "maxWorkers": 4, "autoscale": AUTOSCALE},
     }
-    training = train(workers=2, steps=steps, values=values)
+    training = train(workers=2, values=values)
     training.until_trained(30, world_size=2)
     assert workers(training.job) == 2, "the other node is taken"
 
@@ -127,12 +126,12 @@ def test_a_torch_job_grows_and_gives_way_to_a_service_without_losing_a_saved_ste
     said = [each["message"] for each in events if each["reason"] == "Resized"]
     assert any(line.startswith("2 → 4 workers: places are free") for line in said), said
     assert any(line.startswith("4 → 2 workers: pods of priority 1000 wait") for line in said), said
-    training.until_complete(steps, seconds=900)
+    end = training.complete(seconds=900)
 
     log = sorted(training.events, key=lambda event: float(event["time"]))
     done = [event["step"] for event in log if event["event"] == "step"]
     print(f"worlds {training.worlds()}, steps made twice: {len(done) - len(set(done))}")
-    assert set(done) == set(range(1, steps + 1))
+    assert set(done) == set(range(1, end["step"] + 1))
     saved = 0
     for event in log:
         if event["event"] == "checkpoint":

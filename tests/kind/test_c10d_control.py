@@ -71,9 +71,7 @@ def trial(
     def _trial(torch: str, values: Mapping[str, Any]) -> Trial:
         load("etcd", "python", "torch" if torch == "2.6" else f"torch-{torch}")
         image = {"registry": "", "repository": "bireme/torch", "tag": TAGS[torch]}
-        training = train(
-            workers=2, steps=100_000, values={**values, "elastic": {"minWorkers": 2}, "image": image}
-        )
+        training = train(workers=2, values={**values, "elastic": {"minWorkers": 2}, "image": image})
         training.until_trained(10, world_size=2, seconds=LIMIT_SECONDS)
         return Trial(torch, training, workers=2)
 

@@ -47,8 +47,7 @@ def fall_ill(cluster: KindCluster) -> Iterator[Callable[[str], None]]:
 def test_a_worker_on_a_node_that_falls_ill_goes_on_elsewhere_where_it_was(
     controller: InstalledRelease, train: Callable[..., Training], fall_ill: Callable[[str], None]
 ) -> None:
-    steps = 600
-    training = train(workers=3, steps=steps, values=ANYWHERE)
+    training = train(workers=3, values=ANYWHERE)
     training.until_trained(10, world_size=3)
     worker = training.worker(1)
     began = time.monotonic()
@@ -56,7 +55,7 @@ def test_a_worker_on_a_node_that_falls_ill_goes_on_elsewhere_where_it_was(
     until(lambda: training.worker(1).name != worker.name and training.worker(1).ready, what="another pod")
     print(f"ready elsewhere after {time.monotonic() - began:.1f} s")
     assert training.worker(1).node != worker.node
-    training.until_complete(steps)
+    training.complete()
     reached = 0
     for event in training.events:
         if event["event"] == "step":

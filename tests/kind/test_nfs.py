@@ -71,13 +71,12 @@ def test_two_pods_on_two_nodes_write_one_file_by_turns(efs: InstalledRelease, sh
 def test_a_training_keeps_its_checkpoints_there_and_goes_on_from_them(
     efs: InstalledRelease, train: Callable[..., Training], shell: Shell
 ) -> None:
-    steps = 200
     claims = [{"claimName": "efsvol", "mountPath": "/runs"}]
-    training = train(workers=2, steps=steps, values={"claims": claims})
+    training = train(workers=2, values={"claims": claims})
     training.until_trained(30, world_size=2)
     assert len({training.worker(index).node for index in (0, 1)}) == 2
     training.kill(1, agent=False)
     training.until_trained(30, world_size=2)
-    training.until_complete(steps)
+    training.complete()
     assert any(event["step"] > 0 for event in training.of("resume"))
     assert exported(shell, "find", training.job.name, "-type", "f")

@@ -18,8 +18,7 @@ SNAPSHOTS = {"recovery": {"snapshots": {"enabled": True}}}
 def test_a_killed_process_and_a_killed_pod_cost_one_step_at_most(
     train: Callable[..., Training], shell: Shell
 ) -> None:
-    steps = 400
-    training = train(workers=3, steps=steps, values=SNAPSHOTS)
+    training = train(workers=3, values=SNAPSHOTS)
 
     def kill_pod() -> None:
         pod = training.worker(2).name
@@ -30,7 +29,7 @@ def test_a_killed_process_and_a_killed_pod_cost_one_step_at_most(
         training.until_trained(CHECKPOINT_EVERY + 5, world_size=3)
         harm()
         training.until(lambda event: event["event"] == "resume", 120, "a resume")
-    training.until_complete(steps)
+    training.complete()
     # A process that gets SIGTERM saves a checkpoint, which is newer than its snapshot.
     assert any(event.get("snapshot") for event in training.of("resume"))
     reached = 0

@@ -87,7 +87,7 @@ def test_pods_of_an_elastic_job_listen_where_the_table_says(
         "data": {"dispatcher": DISPATCHER},
         "etcd": {"persistence": {"enabled": True, "whenDeleted": "Delete"}},
     }
-    training = train(workers=2, steps=100_000, values=values)
+    training = train(workers=2, values=values)
     training.until_trained(10, world_size=2)
     assert_known(shell, training.job, 2379, 2380, 2381, 2382, 6006, 7190, 9464)
 

@@ -50,8 +50,7 @@ def cut_off(cluster: KindCluster, node: str, one: str, other: str) -> Iterator[N
 def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
     train: Callable[..., Training], cluster: KindCluster
 ) -> None:
-    steps = 600
-    training = train(workers=3, steps=steps)
+    training = train(workers=3)
     training.until_trained(30, world_size=3)
 
     training.shell.kill_container(training.job.namespace, member(training), "etcd")
@@ -70,14 +69,13 @@ def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
     assert set(users) == {"root", "bireme"}
     training.until_started(world_size=3)
     training.until_trained(30, world_size=3)
-    training.until_complete(steps)
+    training.complete()
 
 
 def test_etcd_grows_to_three_members_while_training_and_loses_each_in_turn(
     train: Callable[..., Training],
 ) -> None:
-    steps = 1500
-    training = train(workers=2, steps=steps, values=ANYWHERE)
+    training = train(workers=2, values=ANYWHERE)
     training.until_trained(30, world_size=2)
     training.upgrade({"etcd": {"replicas": 3}})
     training.until_trained(30, world_size=2)
@@ -87,7 +85,7 @@ def test_etcd_grows_to_three_members_while_training_and_loses_each_in_turn(
     for ordinal in range(3):
         replace_member(training, ordinal)
         training.until_trained(30, world_size=2)
-    training.until_complete(steps, seconds=600)
+    training.complete(seconds=600)
     told = "\n".join(line for line in training.output if not line.startswith("{"))
     assert len(training.worlds()) == grown, f"it has kept a majority: {training.worlds()}\n{told[-5000:]}"
 
@@ -104,12 +102,12 @@ print(client.get(sys.argv[1]).value)
 
 
 def test_an_etcd_that_is_replaced_finds_its_data_on_its_claim(train: Callable[..., Training]) -> None:
-    steps, kept = 1000, {"enabled": True, "whenDeleted": "Delete"}
-    training = train(workers=2, steps=steps, values={**ANYWHERE, "etcd": {"persistence": kept}})
+    kept = {"enabled": True, "whenDeleted": "Delete"}
+    training = train(workers=2, values={**ANYWHERE, "etcd": {"persistence": kept}})
     training.until_trained(30, world_size=2)
     ask = ("exec", "-n", training.job.namespace, training.worker(0).name, "--", "python3", "-c", ASK)
     assert training.shell.kubectl(*ask, "/note", "kept").strip() == "kept"
     replace_member(training)
     training.until_trained(30, world_size=2)
     assert training.shell.kubectl(*ask, "/note").strip() == "kept"
-    training.until_complete(steps, seconds=600)
+    training.complete(seconds=600)

@@ -22,8 +22,7 @@ def test_25_random_kills_of_agents_and_processes_and_two_deleted_pods(train: Cal
     chance = random.Random(seed)
     harms = [*["pod"] * DELETED_PODS, *chance.choices(["agent", "process"], k=KILLS - DELETED_PODS)]
     chance.shuffle(harms)
-    steps = 2000
-    training = train(workers=3, steps=steps)
+    training = train(workers=3)
     for number, harm in enumerate(harms, start=1):
         # Sometimes before the job has recovered from the kill before.
         training.until_trained(chance.randrange(1, 40), world_size=chance.choice([3, None]))
@@ -34,5 +33,5 @@ def test_25_random_kills_of_agents_and_processes_and_two_deleted_pods(train: Cal
         else:
             training.kill(index, agent=harm == "agent")
     training.until_trained(20, world_size=3)
-    training.until_complete(steps, seconds=600)
+    training.complete(seconds=600)
     assert len(training.pods) == 3 + DELETED_PODS, "agents are restarted inside their containers"

@@ -70,9 +70,8 @@ def out_of_service(cluster: KindCluster, node: str, lost: bool) -> None:
 def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     train: Callable[..., Training], cluster: KindCluster, stop: Callable[[str], None]
 ) -> None:
-    steps = 3000
     # Two of three nodes have workers; the replacement goes to the third.
-    training = train(workers=2, steps=steps)
+    training = train(workers=2)
     training.until_trained(30, world_size=2)
 
     first = training.worker(1).node
@@ -98,4 +97,4 @@ def test_a_worker_whose_node_dies_is_replaced_on_another_and_rejoins(
     node = cluster.api.get(f"/api/v1/nodes/{second}")
     assert node["metadata"]["labels"]["node.kubernetes.io/instance-type"] == NODE_TYPE
     assert node["status"]["allocatable"]["nvidia.com/gpu"] == "1"
-    training.until_complete(steps, seconds=600)
+    training.complete(seconds=600)

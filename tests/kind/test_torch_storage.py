@@ -50,23 +50,19 @@ def frozen(cluster: KindCluster, folder: str) -> Iterator[None]:
 def test_frozen_storage_holds_workers_up_until_it_thaws(
     train: Train, cluster: KindCluster, disk: str
 ) -> None:
-    steps = 600
-    training = train(
-        workers=3, steps=steps, values={"recovery": {"hang": {"seconds": 15, "firstStepSeconds": 120}}}
-    )
+    training = train(workers=3, values={"recovery": {"hang": {"seconds": 15, "firstStepSeconds": 120}}})
     training.until_trained(30, world_size=3)
     with frozen(cluster, disk):
         stuck = "cannot be killed, because it waits in the kernel"
         until(lambda: any(stuck in line for line in training.output), 240, lambda: "\n".join(training.output))
     training.until_trained(20, world_size=3, seconds=300)
-    training.until_complete(steps, seconds=900)
+    training.complete(seconds=900)
 
 
 def test_a_full_disk_ends_the_job_and_a_new_run_goes_on_from_the_last_checkpoint(
     train: Train, cluster: KindCluster, disk: str
 ) -> None:
-    steps = 400
-    training = train(workers=3, steps=steps, values={"recovery": {"failuresWithoutProgress": 2}})
+    training = train(workers=3, values={"recovery": {"failuresWithoutProgress": 2}})
     training.until(lambda event: event["event"] == "checkpoint" and event["step"] >= 40, 120, "step 40")
     node = cluster.containers()[0]
     cluster.on_node(node, "sh", "-c", f"dd if=/dev/zero of={disk}/ballast bs=4k 2>/dev/null; true")
@@ -76,4 +72,4 @@ def test_a_full_disk_ends_the_job_and_a_new_run_goes_on_from_the_last_checkpoint
     cluster.on_node(node, "rm", f"{disk}/ballast")
     training.upgrade({"run": 2})
     assert training.until(lambda event: event["event"] == "resume", 180, "a resume")["step"] >= saved
-    training.until_complete(steps, seconds=300)
+    training.complete(seconds=300)

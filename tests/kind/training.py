@@ -21,6 +21,8 @@ Event = dict[str, Any]
 
 KIND = "values/kind.yaml"
 CHECKPOINT_EVERY = 20
+# Steps of a training that goes on until it is told to stop.
+ENDLESS = 1_000_000
 # Workers without accelerators, so that more of them fit than the nodes have accelerators.
 ANYWHERE = {"accelerators": 0, "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]}
 
@@ -53,13 +55,15 @@ def outcome(job: InstalledRelease) -> str | None:
 class Training:
     """One job with the arguments of its installation.
 
-    ``output`` has the lines of its workers as they came, ``events`` those that are JSON.
+    ``output`` has the lines of its workers as they came, ``events`` those that are JSON. ``stop_file`` is
+    the file that ends it, in its pods.
     """
 
     job: InstalledRelease
     shell: Shell
     installed: Mapping[str, Any]
     script: str
+    stop_file: str = ""
     events: list[Event] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
     _followed: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
@@ -79,7 +83,7 @@ class Training:
             + "\n".join(self.output[-30:])
         )
 
-    def until_trained(self, steps: int, world_size: int | None = None, seconds: float = 120) -> Event:
+    def until_trained(self, steps: int, world_size: int | None = None, seconds: float = 300) -> Event:
         """Wait until a world of ``world_size`` processes (None: any) has made ``steps`` more steps."""
         first = self.until(
             lambda event: event["event"] == "step" and world_size in (None, event["world_size"]),
@@ -102,7 +106,7 @@ class Training:
         """The names of all worker pods so far."""
         return frozenset(self._followed)
 
-    def until_started(self, world_size: int, seconds: float = 120) -> Event:
+    def until_started(self, world_size: int, seconds: float = 300) -> Event:
         """Wait until a training process starts in a world of this size."""
         return self.until(
             lambda event: event["event"] == "start" and event["world_size"] == world_size,
@@ -114,11 +118,22 @@ class Training:
         """The sizes of the worlds that have trained so far, in order."""
         return [event["world_size"] for event in self.of("start") if event["rank"] == 0]
 
-    def until_complete(self, steps: int, seconds: float = 240) -> Event:
-        """Wait until the Job is Complete after ``steps`` steps, none of them lost; returns the last event."""
-        until(lambda: bool(self.of("done")), seconds, f"the end of the training after {steps} steps")
+    def complete(self, seconds: float = 300) -> Event:
+        """Tell a training without an end to stop, and wait until it has; returns the last event."""
+
+        def told() -> bool:
+            pod = self.worker(0).name
+            touch = ("exec", "-n", self.job.namespace, pod, "--", "touch", self.stop_file)
+            return self.shell.attempt(*touch) is not None
+
+        until(told, what=f"worker 0 to write {self.stop_file}")
+        return self.until_complete(None, seconds)
+
+    def until_complete(self, steps: int | None, seconds: float = 240) -> Event:
+        """Wait until the Job is Complete, no step lost, after so many (None: any); returns the last event."""
+        until(lambda: bool(self.of("done")), seconds, "the end of the training")
         done = self.of("done")[0]
-        assert done["step"] == steps
+        assert done["step"] == (steps or self.step)
         self.assert_nothing_was_lost()
         until(lambda: outcome(self.job) is not None, what="the job to finish")
         assert outcome(self.job) == "Complete"
