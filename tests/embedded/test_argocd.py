@@ -122,12 +122,16 @@ class Application:
     def refused(self) -> str:
         """What Argo CD says once it could not apply the source."""
 
-        def said() -> str:
-            state: Object = self.status().get("operationState", {})
-            return str(state["message"]) if state.get("phase") in ("Failed", "Error") else ""
+        said: list[str] = []
 
-        until(said, what=lambda: f"{NAME} to be refused: {self.status()}")
-        return said()
+        def is_refused() -> bool:
+            state: Object = self.status().get("operationState", {})
+            if state.get("phase") in ("Failed", "Error"):
+                said.append(str(state["message"]))
+            return bool(said)
+
+        until(is_refused, what=lambda: f"{NAME} to be refused: {self.status()}")
+        return said[0]
 
     @property
     def is_synced(self) -> bool:
@@ -205,13 +209,10 @@ def test_a_job_from_a_registry_is_installed_kept_scaled_replaced_and_removed(tea
     if case == "torch-elastic":
         second = team.pods(NAME)
         job.change(env={"SEED": "2"})
-        assert "field is immutable" in job.refused()
+        refused = job.refused()
+        assert "field is immutable" in refused
+        assert "retried 1 times" in refused, "as often as the manifest asks for"
         assert team.pods(NAME) == second
-        tries = "Retrying attempt"
-        until(
-            lambda: tries in job.status().get("operationState", {}).get("message", ""),
-            what=lambda: f"a second try: {job.status()}",
-        )
     job.remove()
 
 
