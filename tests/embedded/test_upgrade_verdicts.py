@@ -147,7 +147,12 @@ def test_an_upgrade_that_changes_nothing_and_one_that_restarts_pods(verdict: Ask
         "Secret/key": "added",
         "Secret/token": "removed",
     }
-    assert "  Deployment/web: restarts pods (containers)" in str(found).splitlines()
+    assert str(found).splitlines()[1:] == [
+        "  removed: Secret/token",
+        "  restarts pods (containers): Deployment/web, StatefulSet/store",
+        "  added: Secret/key",
+        "  in place (data): ConfigMap/settings",
+    ]
     assert (found.refusal, found.rollback, list(found.findings())) == ("", "", [])
     assert told(verdict(old, chart("2.1.0", replicas="3"))) == {"Deployment/web": "in place"}
     fewer = verdict(chart("1.2.0", TWO_KEYS), chart("2.3.0", TWO_KEYS.replace("  b: c\n", "")))

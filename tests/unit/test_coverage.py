@@ -243,6 +243,24 @@ def test_a_covered_render_is_the_render_and_each_chart_uses_its_values(
     assert list(value_findings(chart, [each for each in made if each])) == []
 
 
+def test_people_are_told_the_templates_that_lack_most_and_how_to_see_the_others(
+    checker: Checker, make_chart: MakeChart
+) -> None:
+    maps = "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: web-{name}}}\ndata:\n{lines}"
+    line = "  {{{{ if .Values.a }}}}a{number}: b{{{{ end }}}}\n"
+    lines = {
+        str(name): "".join(line.format(number=number) for number in range(name)) for name in range(1, 13)
+    }
+    templates = {f"web-{name}.yaml": maps.format(name=name, lines=text) for name, text in lines.items()}
+    covered = checker.check([make_chart("web", values="a: false\n", templates=templates)]).coverage
+    told = str(covered).splitlines()
+    assert [text.partition(":")[0].rpartition("/")[2] for text in told[1:-1]] == [
+        f"web-{number}.yaml" for number in range(12, 2, -1)
+    ]
+    assert told[1].endswith("14 if, and 2 more")
+    assert told[-1] == "  and 2 more templates: --coverage FILE.html shows each line"
+
+
 def test_a_tracefile_of_lcov_has_each_line_and_branch_and_few_branches_are_a_finding(
     toolbox: Toolbox, make_chart: MakeChart, tmp_path: Path
 ) -> None:

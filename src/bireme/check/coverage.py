@@ -14,6 +14,7 @@ from typing import Any
 
 from bireme.check.files import dependencies
 from bireme.core.findings import Finding
+from bireme.core.quantities import counted
 from bireme.helm import Arm, Covered
 from bireme.helm.values import read_file
 
@@ -25,6 +26,8 @@ body {font-family: sans-serif} span {display: block} summary {cursor: pointer}
 </style>"""
 # Helm itself reads or adds these keys.
 _OF_HELM = ("enabled", "global")
+# Templates, and what did not run of each, that people are told.
+_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,19 @@ class Coverage:
         return _part(arm.runs for file in self.files for arm in file.branches)
 
     def __str__(self) -> str:
-        """A line for all templates, for each of several charts, and for each file that did not wholly run."""
+        """A line for all templates, for each of several charts, and for the templates that lack most."""
         told = [f"templates: {self.lines:.1%} of lines and {self.branches:.1%} of branches ran"]
         refusals = [arm.runs for file in self.files for arm in file.refusals]
         told[0] += f", and {sum(map(bool, refusals))} of {len(refusals)} refusals" if refusals else ""
         charts = self.charts
         told += [f"  {chart}: {one._short}" for chart, one in charts.items() if len(charts) > 1]
-        for file in self.files:
-            if missed := file.missed():
-                told.append(f"  {file.file}: {Coverage((file,))._short}, not: {', '.join(missed)}")
+        lacking = sorted((file for file in self.files if file.missed()), key=lambda file: -len(file.missed()))
+        for file in lacking[:_SHOWN]:
+            first, left = file.missed()[:_SHOWN], len(file.missed()) - _SHOWN
+            first += [f"and {left} more"] if left > 0 else []
+            told.append(f"  {file.file}: {Coverage((file,))._short}, not: {', '.join(first)}")
+        if (others := len(lacking) - _SHOWN) > 0:
+            told.append(f"  and {counted(others, 'more template')}: --coverage FILE.html shows each line")
         return "\n".join(told)
 
     @property

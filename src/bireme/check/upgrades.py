@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from bireme.check.files import values_files
 from bireme.check.objects import moments
@@ -32,7 +33,7 @@ from bireme.plan.workloads.model import differing
 from bireme.tools import Toolbox
 
 Verdict = Literal[
-    "unchanged", "in place", "restarts pods", "added", "removed", "kept", "runs", "not upgraded", "refused"
+    "refused", "not upgraded", "removed", "restarts pods", "runs", "added", "kept", "in place", "unchanged"
 ]
 
 _RELEASE = "release"
@@ -58,8 +59,10 @@ class ObjectVerdict(Plain):
     verdict: Verdict
     why: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.object}: {self.verdict}{self.why and f' ({self.why})'}"
+    @property
+    def rank(self) -> tuple[int, str]:
+        """The worst verdict has the least, and what changes alike has the same."""
+        return get_args(Verdict).index(self.verdict), self.why
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,11 @@ class UpgradeVerdict(Plain):
         if self.untried:
             return f"{self._title}: not tried, because the earlier version is refused: {self.untried}"
         told = [self._title]
-        told += [f"  {each}" for each in self.objects if each.verdict != "unchanged"]
+        changed = [each for each in self.objects if each.verdict != "unchanged"]
+        for _, group in groupby(sorted(changed, key=lambda each: each.rank), lambda each: each.rank):
+            alike = list(group)
+            why = alike[0].why and f" ({alike[0].why})"
+            told.append(f"  {alike[0].verdict}{why}: {', '.join(each.object for each in alike)}")
         told += [] if len(told) > 1 or self.refusal else ["  nothing changes"]
         told += [f"  Helm refuses it: {self.refusal}"] if self.refusal else []
         return "\n".join([*told, *([f"  Helm cannot roll back: {self.rollback}"] if self.rollback else [])])

@@ -15,6 +15,7 @@ from bireme.cli.options import App, cli, fail_on_option, output_option, pass_app
 from bireme.core.errors import BiremeError
 from bireme.core.findings import WRITERS, Finding
 from bireme.core.progress import note, step
+from bireme.core.quantities import counted
 from bireme.workbench import Target
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def check(
     if not charts and not here:
         raise BiremeError("there is no chart in this folder: name one, as in bireme check charts/web")
     chosen = find_charts(charts or here[:1])
-    with step(app.err, f"Checking {len(chosen)} charts"):
+    with step(app.err, f"Checking {counted(len(chosen), 'chart')}"):
         checked = Checker(app.renderer, app.toolbox, more).check(chosen)
     findings, covered = [*checked.findings], checked.coverage
     if covered is None:
@@ -127,7 +128,7 @@ def check(
     if earlier or installs:
         from bireme.check.upgrades import Upgrades
 
-        with _cluster(app, target) as cluster, step(app.err, f"Installing {len(chosen)} charts"):
+        with _cluster(app, target) as cluster, step(app.err, f"Installing {counted(len(chosen), 'chart')}"):
             is_own = target == Target(None, None, None)
             tried = Upgrades(cluster, app.toolbox, app.renderer, app.charts, is_own, more)
             for chart in chosen if installs else ():
