@@ -223,21 +223,34 @@ def test_a_client_notices_younger_data_and_those_of_a_restored_snapshot(new_etcd
 
 def test_a_snapshot_that_the_chart_restores_is_noticed_by_its_revisions() -> None:
     history = etcd.History()
-    history.heard("etcd", {"cluster_id": "7", "revision": "50"}, 0)
-    history.heard("etcd", {"cluster_id": "7", "revision": "51"}, 50)
+    history.heard("etcd", {"cluster_id": "7", "revision": "50"}, (0, 0))
+    history.heard("etcd", {"cluster_id": "7", "revision": "51"}, (0, 50))
     assert history.losses == 0
-    history.heard("etcd", {"cluster_id": "7", "revision": "1000000040"}, 51)
+    history.heard("etcd", {"cluster_id": "7", "revision": "1000000040"}, (0, 51))
     assert (history.losses, history.revision) == (1, 1_000_000_040)
 
 
 def test_an_answer_that_was_under_way_while_others_came_is_no_loss() -> None:
     history = etcd.History()
-    history.heard("etcd", {"cluster_id": "7", "revision": "50"}, 0)
-    history.heard("etcd", {"cluster_id": "7", "revision": "60"}, 50)
-    history.heard("etcd", {"cluster_id": "7", "revision": "55"}, 50)
+    history.heard("etcd", {"cluster_id": "7", "revision": "50"}, (0, 0))
+    history.heard("etcd", {"cluster_id": "7", "revision": "60"}, (0, 50))
+    history.heard("etcd", {"cluster_id": "7", "revision": "55"}, (0, 50))
     # A renewal is answered by a server that may lag behind.
     history.heard("etcd", {"cluster_id": "7", "revision": "40"})
     assert (history.losses, history.revision) == (0, 60)
+
+
+def test_an_answer_that_was_under_way_while_a_loss_was_noted_changes_nothing() -> None:
+    history = etcd.History()
+    history.heard("etcd", {"cluster_id": "7", "revision": "50"}, history.known)
+    asked = history.known
+    history.heard("etcd", {"cluster_id": "7", "revision": "2"}, asked)
+    assert history.known == (1, 2)
+    for late in ("2", "50", "1000000040"):
+        history.heard("etcd", {"cluster_id": "7", "revision": late}, asked)
+    assert history.known == (1, 2)
+    history.heard("etcd", {"cluster_id": "7", "revision": "3"}, history.known)
+    assert history.known == (1, 3)
 
 
 def test_a_client_keeps_to_the_cluster_that_it_knows(new_etcd: NewEtcd) -> None:

@@ -335,7 +335,7 @@ class Client:
     def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         connection = self._shared.connections.take(endpoint) or self._new_connection(endpoint)
         sock, history = connection.sock, self.history
-        before = history.revision if path.startswith("/v3/kv/") else None
+        before = history.known if path.startswith("/v3/kv/") else None
         try:
             sock.settimeout(self._timeout)
             try:

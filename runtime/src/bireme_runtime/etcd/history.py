@@ -6,6 +6,7 @@ revisions than before, or far more at once (a snapshot was restored), has lost d
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -33,17 +34,29 @@ class History(Page):
 
     def __init__(self, descriptor: int = -1, path: str = "") -> None:
         super().__init__(descriptor, path)
+        self._lock = threading.Lock()
+
+    @property
+    def known(self) -> tuple[int, int]:
+        """The losses and the revision of now, for `heard`."""
+        return self.losses, self.revision
 
     @property
     def seconds(self) -> float:
         """For how long the present data are known, by a clock that goes on while the machine sleeps."""
         return _now() - self._since if self._cluster else 0.0
 
-    def heard(self, endpoint: object, header: Mapping[str, Any], before: int | None = None) -> None:
+    def heard(
+        self, endpoint: object, header: Mapping[str, Any], before: tuple[int, int] | None = None
+    ) -> None:
         """Note what an endpoint says of its data. Raises AnotherCluster.
 
-        `before`: the revision that was known when it was asked, if its answer is of all data until then.
+        `before`: what was `known` when it was asked, if its answer is of all data until then.
         """
+        with self._lock:
+            self._heard(endpoint, header, before)
+
+    def _heard(self, endpoint: object, header: Mapping[str, Any], before: tuple[int, int] | None) -> None:
         cluster, revision = int(header.get("cluster_id", 0)), int(header.get("revision", 0))
         known = self._cluster
         if cluster and known and cluster != known:
@@ -51,14 +64,16 @@ class History(Page):
                 f"{endpoint} is of another etcd ({cluster:x}) than this pod knows ({known:x}), which may "
                 "still answer others"
             )
-        if before is not None and cluster:
-            lost = known and not before <= revision < before + _JUMP
-            if lost:
-                self.losses += 1
+        # A question from before a loss that another thread has noted counts it again, or takes it back.
+        if before is not None and cluster and before[0] == self.losses:
+            lost = known and not before[1] <= revision < before[1] + _JUMP
             if lost or not known:
                 self._since = _now()
             self.revision = revision if lost else max(revision, self.revision)
             self._cluster = cluster
+            # Last, because a process that sees it takes the rest for the new data's.
+            if lost:
+                self.losses += 1
 
 
 def _now() -> float:
