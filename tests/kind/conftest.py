@@ -222,10 +222,11 @@ def train(
         ) -> Training:
             name = f"{script.removesuffix('.py')}-{uuid.uuid4().hex[:4]}"
             folder = f"/runs/{name}"
+            stop_file = f"{folder}/stop"
             arguments = {"checkpoints": folder, "checkpoint-every": CHECKPOINT_EVERY, "step-seconds": 0.1}
             arguments["steps"] = steps or ENDLESS
             if script == "digits.py":
-                arguments["stop-file"] = f"{folder}/stop"
+                arguments["stop-file"] = stop_file
             own = {
                 "workers": workers,
                 "args": [f"/opt/bireme/{script}", *(f"--{key}={value}" for key, value in arguments.items())],
@@ -238,9 +239,7 @@ def train(
                 "values": merge(own, values or {}),
             }
             job = release("torch-elastic", name=name, **installed)
-            return followed.enter_context(
-                Training(job, shell, installed, script, f"{folder}/stop").followed()
-            )
+            return followed.enter_context(Training(job, shell, installed, script, stop_file).followed())
 
         yield _train
 

@@ -119,7 +119,7 @@ class Training:
         return [event["world_size"] for event in self.of("start") if event["rank"] == 0]
 
     def complete(self, seconds: float = 300) -> Event:
-        """Tell a training without an end to stop, and wait until it has; returns the last event."""
+        """Stop a training that has no last step, and wait for its end. Returns the last event."""
 
         def told() -> bool:
             pod = self.worker(0).name

@@ -26,7 +26,7 @@ body {font-family: sans-serif} span {display: block} summary {cursor: pointer}
 </style>"""
 # Helm itself reads or adds these keys.
 _OF_HELM = ("enabled", "global")
-# Templates, and what did not run of each, that people are told.
+# So many templates are told to people, and so many places in each that did not run.
 _SHOWN = 10
 
 
@@ -83,17 +83,18 @@ class Coverage:
         return _part(arm.runs for file in self.files for arm in file.branches)
 
     def __str__(self) -> str:
-        """A line for all templates, for each of several charts, and for the templates that lack most."""
+        """A line for all templates, one for each of several charts, and one for each that lacks most."""
         told = [f"templates: {self.lines:.1%} of lines and {self.branches:.1%} of branches ran"]
         refusals = [arm.runs for file in self.files for arm in file.refusals]
         told[0] += f", and {sum(map(bool, refusals))} of {len(refusals)} refusals" if refusals else ""
         charts = self.charts
         told += [f"  {chart}: {one._short}" for chart, one in charts.items() if len(charts) > 1]
-        lacking = sorted((file for file in self.files if file.missed()), key=lambda file: -len(file.missed()))
-        for file in lacking[:_SHOWN]:
-            first, left = file.missed()[:_SHOWN], len(file.missed()) - _SHOWN
-            first += [f"and {left} more"] if left > 0 else []
-            told.append(f"  {file.file}: {Coverage((file,))._short}, not: {', '.join(first)}")
+        lacking = [(file, missed) for file in self.files if (missed := file.missed())]
+        lacking.sort(key=lambda each: -len(each[1]))
+        for file, missed in lacking[:_SHOWN]:
+            more = [f"and {len(missed) - _SHOWN} more"] if len(missed) > _SHOWN else []
+            places = ", ".join([*missed[:_SHOWN], *more])
+            told.append(f"  {file.file}: {Coverage((file,))._short}, not: {places}")
         if (others := len(lacking) - _SHOWN) > 0:
             told.append(f"  and {counted(others, 'more template')}: --coverage FILE.html shows each line")
         return "\n".join(told)

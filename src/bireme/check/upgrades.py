@@ -61,7 +61,7 @@ class ObjectVerdict(Plain):
 
     @property
     def rank(self) -> tuple[int, str]:
-        """The worst verdict has the least, and what changes alike has the same."""
+        """Its place among others: the worst verdict first, then by what changes."""
         return get_args(Verdict).index(self.verdict), self.why
 
 

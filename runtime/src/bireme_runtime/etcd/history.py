@@ -38,7 +38,7 @@ class History(Page):
 
     @property
     def known(self) -> tuple[int, int]:
-        """The losses and the revision of now, for `heard`."""
+        """The losses and the revision when a question is asked. `heard` takes them with the answer."""
         return self.losses, self.revision
 
     @property
@@ -53,27 +53,24 @@ class History(Page):
 
         `before`: what was `known` when it was asked, if its answer is of all data until then.
         """
-        with self._lock:
-            self._heard(endpoint, header, before)
-
-    def _heard(self, endpoint: object, header: Mapping[str, Any], before: tuple[int, int] | None) -> None:
         cluster, revision = int(header.get("cluster_id", 0)), int(header.get("revision", 0))
-        known = self._cluster
-        if cluster and known and cluster != known:
-            raise AnotherCluster(
-                f"{endpoint} is of another etcd ({cluster:x}) than this pod knows ({known:x}), which may "
-                "still answer others"
-            )
-        # A question from before a loss that another thread has noted counts it again, or takes it back.
-        if before is not None and cluster and before[0] == self.losses:
-            lost = known and not before[1] <= revision < before[1] + _JUMP
-            if lost or not known:
-                self._since = _now()
-            self.revision = revision if lost else max(revision, self.revision)
-            self._cluster = cluster
-            # Last, because a process that sees it takes the rest for the new data's.
-            if lost:
-                self.losses += 1
+        with self._lock:
+            known = self._cluster
+            if cluster and known and cluster != known:
+                raise AnotherCluster(
+                    f"{endpoint} is of another etcd ({cluster:x}) than this pod knows ({known:x}), which may "
+                    "still answer others"
+                )
+            # The answer to a question from before a noted loss would count that loss again, or undo it.
+            if before is not None and cluster and before[0] == self.losses:
+                lost = known and not before[1] <= revision < before[1] + _JUMP
+                if lost or not known:
+                    self._since = _now()
+                self.revision = revision if lost else max(revision, self.revision)
+                self._cluster = cluster
+                # Last: a process that sees the new count must find the revision of the new data.
+                if lost:
+                    self.losses += 1
 
 
 def _now() -> float:
