@@ -6,13 +6,14 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from bireme.clusters.api import ApiError
 from bireme.live.pods import ObservedPod
 from bireme.testing.pytest_plugin import InstalledRelease
 from tests.kind.shell import Shell, until
@@ -51,6 +52,37 @@ def outcome(job: InstalledRelease) -> str | None:
     return ends[0] if ends else None
 
 
+class Reader:
+    """Gives each line that a command prints to ``take``, once, also where the command has to start again."""
+
+    def __init__(self, command: Sequence[str], take: Callable[[str], None]) -> None:
+        self._command, self._take = command, take
+        self._taken = 0
+        self._process: subprocess.Popen[str] | None = None
+        self._thread: threading.Thread | None = None
+
+    def read_on(self) -> None:
+        """Start the command if it does not run."""
+        if self._thread is None or not self._thread.is_alive():
+            self._process = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            self._thread = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for number, line in enumerate(process.stdout, start=1):
+            if number > self._taken:
+                self._taken = number
+                self._take(line.rstrip())
+
+
 @dataclass
 class Training:
     """One job with the arguments of its installation.
@@ -66,7 +98,7 @@ class Training:
     stop_file: str = ""
     events: list[Event] = field(default_factory=list)
     output: list[str] = field(default_factory=list)
-    _followed: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _followed: dict[str, Reader] = field(default_factory=dict)
     _over: threading.Event = field(default_factory=threading.Event)
 
     def until(self, done: Callable[[Event], bool], seconds: float, what: str) -> Event:
@@ -198,33 +230,31 @@ class Training:
         finally:
             self._over.set()
             watcher.join()
-            for process in self._followed.values():
-                process.kill()
-                process.wait()
+            for reader in self._followed.values():
+                reader.stop()
 
     def _watch(self) -> None:
         while not self._over.wait(0.3):
-            for pod in self.job.objects("pods"):
-                running = pod["status"]["phase"] in ("Running", "Succeeded", "Failed")
-                if running and "batch.kubernetes.io/job-name" in pod["metadata"]["labels"]:
-                    self._follow(pod["metadata"]["name"])
+            with suppress(ApiError):  # an API server that restarts
+                pods = [pod for pod in self.job.objects("pods") if self._is_worker(pod)]
+                for pod in pods:
+                    self._follow(pod["metadata"]["name"], pod["status"]["phase"])
 
-    def _follow(self, pod: str) -> None:
-        if pod in self._followed:
-            return
-        command = [
-            str(self.shell.toolbox.path("kubectl")),
-            "--kubeconfig",
-            str(self.shell.cluster.kubeconfig),
-        ]
-        command += ["logs", "-f", "-n", self.job.namespace, pod]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self._followed[pod] = process
-        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+    @staticmethod
+    def _is_worker(pod: Mapping[str, Any]) -> bool:
+        return "batch.kubernetes.io/job-name" in pod["metadata"]["labels"]
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self.output.append(line.rstrip())
-            if line.startswith('{"event"'):
-                self.events.append(json.loads(line))
+    def _follow(self, pod: str, phase: str) -> None:
+        """Read the log of a pod, and read on where the connection has ended before the pod."""
+        is_new = pod not in self._followed and phase in ("Running", "Succeeded", "Failed")
+        if is_new:
+            place = ("--kubeconfig", str(self.shell.cluster.kubeconfig), "-n", self.job.namespace)
+            command = [str(self.shell.toolbox.path("kubectl")), "logs", "-f", pod, *place]
+            self._followed[pod] = Reader(command, self._take)
+        if is_new or phase == "Running":
+            self._followed[pod].read_on()
+
+    def _take(self, line: str) -> None:
+        self.output.append(line)
+        if line.startswith('{"event"'):
+            self.events.append(json.loads(line))
