@@ -34,7 +34,7 @@ from figures import CONSOLE
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.helm import Renderer, RenderError, RenderRequest, load
-from bireme.helm.yaml import BlockDumper, merge
+from bireme.helm.yaml import block_text, merge
 from bireme.tools import Toolbox
 
 SUITE = "helm-unittest"
@@ -105,7 +105,7 @@ def unittest(binary: Path, requests: Sequence[RenderRequest]) -> Counts:
         tests = []
         for number, request in enumerate(requests):
             values = Path(folder, f"{number}.yaml")
-            values.write_text(yaml.dump(dict(request.values), Dumper=BlockDumper))
+            values.write_text(block_text([dict(request.values)]))
             test = {"it": str(number), "values": [str(values)], "asserts": [{"notFailedTemplate": {}}]}
             release = {"name": request.release, "namespace": request.namespace, "upgrade": request.is_upgrade}
             served: dict[str, Any] = {"apiVersions": list(request.api_versions)}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from click.testing import CliRunner
 
 from bireme.check.upgrades import Upgrades, UpgradeVerdict
 from bireme.cli import cli
+from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
 from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer
@@ -218,6 +222,40 @@ def test_a_definition_that_a_release_keeps_is_not_in_the_way_of_the_next(verdict
     found = [verdict(chart("1.0.0", KEPT), chart("2.0.0", KEPT, tag="2")) for _ in range(2)]
     assert [(each.untried, each.refusal) for each in found] == [("", "")] * 2
     assert told(found[1])["Deployment/web"] == "restarts pods"
+
+
+@contextmanager
+def finalized_after_the_next_write(cluster: Cluster, definition: str) -> Iterator[None]:
+    """Let a definition that is deleted go once something is written to it again."""
+    path, over = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition}", threading.Event()
+
+    def finalize() -> None:
+        before = None
+        while not over.wait(0.05):
+            about = (cluster.api.find(path) or {"metadata": {}})["metadata"]
+            if "deletionTimestamp" not in about:
+                before = about.get("annotations")
+            elif about["annotations"] != before:
+                with suppress(ApiError):
+                    cluster.api.patch(path, {"metadata": {"finalizers": None}})
+
+    with ThreadPoolExecutor(1) as pool:
+        finalizing = pool.submit(finalize)
+        try:
+            yield
+        finally:
+            over.set()
+            finalizing.result()
+
+
+def test_a_definition_that_stays_after_its_deletion_is_written_to_again(
+    verdict: Ask, chart: Chart, cluster: Cluster
+) -> None:
+    # The API server does so at times where it has just learnt the kind: "storage is (re)initializing".
+    held = KEPT.replace("helm.sh/resource-policy: keep}", 'a: b}, finalizers: ["example.com/held"]')
+    with finalized_after_the_next_write(cluster, "kepts.example.com"):
+        found = verdict(chart("1.0.0", held), chart("2.0.0", held, tag="2"))
+    assert told(found)["Deployment/web"] == "restarts pods"
 
 
 @pytest.mark.whole

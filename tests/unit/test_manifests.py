@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest, without_state
 from bireme.helm import parse
+from bireme.helm.yaml import block_text
 
 TEXT = """# a line before
 ---
@@ -88,3 +90,16 @@ def test_what_kubernetes_alone_writes_is_no_difference() -> None:
     written = {"kind": "Deployment", "metadata": about, "spec": {}}
     told = {**written, "status": {}, "metadata": {**about, "uid": "1", "annotations": marked}}
     assert without_state(told) == without_state(written) == written
+
+
+@pytest.mark.parametrize("text", ["one\n  two\n", "ready 🚀\nsteady\n", "a\rb", "null", "é", "x" * 3000])
+def test_yaml_for_people_has_texts_in_lines_and_says_the_same(text: str) -> None:
+    shared = {"script": text}
+    written = block_text([{"first": shared, "second": shared}, {}])
+    assert list(yaml.safe_load_all(written)) == [{"first": shared, "second": shared}, {}]
+    assert "&" not in written, "nothing by reference"
+    assert written.count("  script: |") == (2 if "\n" in text else 0)
+
+
+def test_yaml_for_people_has_half_a_character_of_utf_16_too() -> None:
+    assert block_text([{"a": "\ud83d"}]) == 'a: "\\uD83D"\n'

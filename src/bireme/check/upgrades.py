@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from bireme.check.files import values_files
 from bireme.check.objects import moments
+from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
@@ -46,6 +47,7 @@ _SECONDS = 60
 _HOME = "meta.helm.sh/release-namespace"
 _MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", _HOME)
 _KEEP = "helm.sh/resource-policy"
+_AGAIN = "bireme/deleted-again"
 _OR_NONE = "--ignore-not-found"
 
 
@@ -190,18 +192,30 @@ class Upgrades:
         try:
             yield self._releases.install(chart, _RELEASE, namespace, values, _SECONDS, create_namespace=True)
         finally:
-            self._releases.uninstall(_RELEASE, namespace, _SECONDS, wait=True)
+            self._releases.uninstall(_RELEASE, namespace, _SECONDS)
             self._cluster.api.delete(f"/api/v1/namespaces/{namespace}")
-            # Helm would refuse a definition that this release keeps to the next one.
-            until(lambda: not (self._stand_ins and self._kept(namespace)), 30, "definitions to be gone")
+            until(lambda: not self._left(rendered.manifests, namespace), _SECONDS, "its objects to be gone")
 
-    def _kept(self, namespace: str) -> list[str]:
-        """The definitions that a release has left, which are told to go."""
-        items = (each["metadata"] for each in self._cluster.api.items(_CRDS))
-        kept = [each["name"] for each in items if each.get("annotations", {}).get(_HOME) == namespace]
-        for name in kept:
-            self._cluster.api.delete(f"{_CRDS}/{name}")
-        return kept
+    def _left(self, manifests: Sequence[Manifest], home: str) -> list[Identity]:
+        """The objects outside namespace ``home`` that a release has left, which the next one would meet."""
+        left = []
+        for about in (each["metadata"] for each in self._cluster.api.items(_CRDS)):
+            path = f"{_CRDS}/{about['name']}"
+            if about.get("annotations", {}).get(_HOME) != home:
+                continue
+            if "deletionTimestamp" in about:
+                # An API server that has just learnt the kind may leave the definition until the next write.
+                with suppress(ApiError):
+                    self._cluster.api.patch(path, {"metadata": {"annotations": {_AGAIN: uuid.uuid4().hex}}})
+            elif self._stand_ins:
+                # Helm would refuse a definition that this release keeps to the next one.
+                self._cluster.api.delete(path)
+            else:
+                continue
+            left.append((_CRD, "", about["name"]))
+        own = [item for item in manifests if not item.is_hook and item.annotations.get(_KEEP) != "keep"]
+        live = {} if left else self._live(by_identity(own, home), home)
+        return left + [key for key, each in live.items() if each["metadata"].get("namespace") != home]
 
     def _find(self, chart: Path, called: str, scratch: Path) -> Path:
         if not called.startswith("git:"):

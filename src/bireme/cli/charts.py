@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
 from bireme.cli import views
 from bireme.cli.options import (
@@ -36,7 +35,7 @@ from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS
 from bireme.helm import RenderRequest, SetFlags
 from bireme.helm import values as value_files
-from bireme.helm.yaml import BlockDumper
+from bireme.helm.yaml import block_text
 from bireme.schemas.moves import MOVES, migrated
 from bireme.workbench import Target
 
@@ -305,7 +304,7 @@ def adopt(
     for job in adopted:
         aim = output if output != "text" else "values.yaml" if len(adopted) == 1 else "values"
         file = Path(aim) if len(adopted) == 1 else Path(aim) / f"{job.release}.yaml"
-        text = yaml.dump(job.values, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=110)
+        text = block_text([job.values], 110)
         if output != "text":
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
@@ -357,7 +356,7 @@ def export(app: App, /, kind: str, reuses: bool, target: Target, output: str, **
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))
         return
-    click.echo(yaml.dump_all(found.objects, Dumper=BlockDumper, sort_keys=False, width=110), nl=False)
+    click.echo(block_text(found.objects, 110), nl=False)
     for sentence in found.lost:
         click.echo(f"lost: {sentence}", err=True)
 

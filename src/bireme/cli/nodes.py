@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from bireme import __version__
 from bireme.cli import views
@@ -17,7 +16,7 @@ from bireme.cli.options import App, cli, output_option, pass_app, stacked
 from bireme.clusters import ADDONS, DEFAULT_NAME
 from bireme.core.errors import BiremeError
 from bireme.core.progress import step
-from bireme.helm.yaml import BlockDumper
+from bireme.helm.yaml import block_text
 from bireme.provision import CAPACITIES
 from bireme.workbench import refuse_name
 
@@ -261,7 +260,7 @@ def karpenter(app: App, /, role: str | None, **options: Any) -> None:
 def _print(sentences: Iterable[str], documents: Iterable[Mapping[str, Any]]) -> None:
     """Print ``documents`` as YAML that people read, below ``sentences`` as comments."""
     click.echo("".join(f"# {sentence}\n" for sentence in sentences), nl=False)
-    click.echo(yaml.dump_all(documents, Dumper=BlockDumper, sort_keys=False, width=110), nl=False)
+    click.echo(block_text(documents, 110), nl=False)
 
 
 @cli.command()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -285,18 +286,36 @@ def type_name(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-class BlockDumper(yaml.SafeDumper):
-    """Writes text of several lines as such, and nothing by reference. The C one refuses lone surrogates."""
-
+class _Representer(yaml.representer.SafeRepresenter):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def block(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+_Representer.add_representer(str, _Representer.block)
 
 
-BlockDumper.add_representer(str, _block)
+class _Quick(_Representer, yaml.CSafeDumper):
+    pass
+
+
+class _Exact(_Representer, yaml.SafeDumper):
+    pass
+
+
+def block_text(documents: Iterable[Any], width: int = 1000) -> str:
+    """``documents`` as YAML for people: text of several lines as such, and nothing by reference."""
+    documents = list(documents)
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": width}
+    with suppress(UnicodeEncodeError):  # a lone surrogate
+        text: str = yaml.dump_all(documents, Dumper=_Quick, **options)
+        # libyaml escapes emoji, and so writes the text around them in one line.
+        if "\\U" not in text:
+            return text
+    exact: str = yaml.dump_all(documents, Dumper=_Exact, **options)
+    return exact
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Values:

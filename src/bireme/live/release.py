@@ -155,11 +155,9 @@ class Releases:
         command = ["rollback", release, "--namespace", namespace, "--timeout", _duration(timeout)]
         _run(self._command.run(command), release, namespace)
 
-    def uninstall(self, release: str, namespace: str, timeout: float = 300, wait: bool = False) -> bool:
-        """Uninstall a release; False when there was none. ``wait`` until its objects are gone."""
-        uninstall = self._command.uninstall(
-            release, namespace=namespace, timeout=_duration(timeout), wait=wait
-        )
+    def uninstall(self, release: str, namespace: str, timeout: float = 300) -> bool:
+        """Uninstall a release, without a wait for its objects to be gone; False when there was none."""
+        uninstall = self._command.uninstall(release, namespace=namespace, timeout=_duration(timeout))
         try:
             _run(uninstall, release, namespace)
         except NoRelease:

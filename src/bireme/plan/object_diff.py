@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from bireme.core.labels import GENERATED_ANNOTATION, IMMUTABLE_ANNOTATION
 from bireme.core.manifests import Manifest
 from bireme.core.plain import Plain
-from bireme.helm.yaml import BlockDumper
+from bireme.helm.yaml import block_text
 from bireme.plan.changes import by_identity
 
 _HIDDEN = ("data", "stringData")
@@ -75,8 +73,4 @@ def _hide(old: dict[str, Any], new: dict[str, Any]) -> None:
 
 
 def _lines(content: Mapping[str, Any] | None) -> list[str]:
-    if content is None:
-        return []
-    return yaml.dump(
-        content, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=1000
-    ).splitlines()
+    return [] if content is None else block_text([content]).splitlines()

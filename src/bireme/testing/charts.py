@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import yaml
 
 from bireme.core.paths import Paths
 from bireme.helm import Render, Renderer, RenderRequest, SetFlags, load
 from bireme.helm.values import merge
-from bireme.helm.yaml import BlockDumper
+from bireme.helm.yaml import block_text
 
 RequestFor = Callable[..., RenderRequest]
 
@@ -57,8 +56,7 @@ class Snapshot:
 
     def check(self, rendered: Render) -> None:
         """Fail the test where the objects are not those of the file. With --update the file is written."""
-        objects = [each.thaw() for each in rendered.manifests]
-        text = yaml.dump_all(objects, Dumper=BlockDumper, sort_keys=False, allow_unicode=True, width=1000)
+        text = block_text(each.thaw() for each in rendered.manifests)
         if self.updates:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self.file.write_text(text, "utf-8")
