@@ -217,9 +217,10 @@ spec: {size: %s}
     assert told(found) == {"Database/one": "in place"}
 
 
-def test_a_definition_that_a_release_keeps_is_not_in_the_way_of_the_next(verdict: Ask, chart: Chart) -> None:
-    # As argo-workflows and keda have them.
-    found = [verdict(chart("1.0.0", KEPT), chart("2.0.0", KEPT, tag="2")) for _ in range(2)]
+def test_what_a_release_leaves_is_not_in_the_way_of_the_next(verdict: Ask, chart: Chart) -> None:
+    # As argo-workflows and keda have them. A namespace takes seconds to go.
+    before = KEPT + "{apiVersion: v1, kind: Namespace, metadata: {name: beside}}\n---\n"
+    found = [verdict(chart("1.0.0", before), chart("2.0.0", before, tag="2")) for _ in range(2)]
     assert [(each.untried, each.refusal) for each in found] == [("", "")] * 2
     assert told(found[1])["Deployment/web"] == "restarts pods"
 

@@ -40,6 +40,8 @@ Verdict = Literal[
 _RELEASE = "release"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _CRD = "CustomResourceDefinition"
+# Kinds of no namespace whose objects take seconds to go.
+_SLOW = {"Namespace": "/api/v1/namespaces", "PersistentVolume": "/api/v1/persistentvolumes"}
 _MANAGER = "helm"
 # Hooks end at once on the cluster of a check, and Helm waits for little else.
 _SECONDS = 60
@@ -48,6 +50,7 @@ _HOME = "meta.helm.sh/release-namespace"
 _MARKS = ("app.kubernetes.io/managed-by", "meta.helm.sh/release-name", _HOME)
 _KEEP = "helm.sh/resource-policy"
 _AGAIN = "bireme/deleted-again"
+_GOING = "deletionTimestamp"
 _OR_NONE = "--ignore-not-found"
 
 
@@ -196,26 +199,22 @@ class Upgrades:
             self._cluster.api.delete(f"/api/v1/namespaces/{namespace}")
             until(lambda: not self._left(rendered.manifests, namespace), _SECONDS, "its objects to be gone")
 
-    def _left(self, manifests: Sequence[Manifest], home: str) -> list[Identity]:
-        """The objects outside namespace ``home`` that a release has left, which the next one would meet."""
-        left = []
-        for about in (each["metadata"] for each in self._cluster.api.items(_CRDS)):
-            path = f"{_CRDS}/{about['name']}"
-            if about.get("annotations", {}).get(_HOME) != home:
-                continue
-            if "deletionTimestamp" in about:
+    def _left(self, manifests: Sequence[Manifest], home: str) -> list[str]:
+        """What a release in namespace ``home`` has left, which the next one would meet."""
+        api = self._cluster.api
+        slow = [api.find(f"{_SLOW[item.kind]}/{item.name}") for item in manifests if item.kind in _SLOW]
+        left = [each["metadata"]["name"] for each in slow if each and _GOING in each["metadata"]]
+        for about in (each["metadata"] for each in api.items(_CRDS)):
+            is_own = about.get("annotations", {}).get(_HOME) == home
+            # Helm would refuse a definition that this release keeps to the next one.
+            if is_own and (self._stand_ins or _GOING in about):
+                left.append(about["name"])
                 # An API server that has just learnt the kind may leave the definition until the next write.
+                again = {"metadata": {"annotations": {_AGAIN: uuid.uuid4().hex}}}
                 with suppress(ApiError):
-                    self._cluster.api.patch(path, {"metadata": {"annotations": {_AGAIN: uuid.uuid4().hex}}})
-            elif self._stand_ins:
-                # Helm would refuse a definition that this release keeps to the next one.
-                self._cluster.api.delete(path)
-            else:
-                continue
-            left.append((_CRD, "", about["name"]))
-        own = [item for item in manifests if not item.is_hook and item.annotations.get(_KEEP) != "keep"]
-        live = {} if left else self._live(by_identity(own, home), home)
-        return left + [key for key, each in live.items() if each["metadata"].get("namespace") != home]
+                    api.patch(f"{_CRDS}/{about['name']}", again)
+                api.delete(f"{_CRDS}/{about['name']}")
+        return left
 
     def _find(self, chart: Path, called: str, scratch: Path) -> Path:
         if not called.startswith("git:"):
