@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 import time
@@ -172,12 +173,12 @@ class Training:
         return done
 
     def worker(self, index: int) -> ObservedPod:
-        """The live pod of a worker; waits until there is one."""
+        """The live pod of a worker, in whichever run; waits until there is one."""
         found: list[ObservedPod] = []
 
         def there() -> bool:
-            slot = f"{self.job.name}-r1-{index}"
-            found[:] = [pod for pod in self.job.pods() if pod.slot == slot and pod.is_live]
+            slot = re.compile(rf"{self.job.name}-r\d+-{index}")
+            found[:] = [pod for pod in self.job.pods() if slot.fullmatch(pod.slot or "") and pod.is_live]
             return bool(found)
 
         until(there, what=f"a live pod of worker {index}")
