@@ -252,7 +252,7 @@ def finalized_after_the_next_write(cluster: Cluster, definition: str) -> Iterato
 def test_a_definition_that_stays_after_its_deletion_is_written_to_again(
     verdict: Ask, chart: Chart, cluster: Cluster
 ) -> None:
-    # The API server does so at times where it has just learnt the kind: "storage is (re)initializing".
+    # An API server that has just learnt the kind may do so. It logs "storage is (re)initializing".
     held = KEPT.replace("helm.sh/resource-policy: keep}", 'a: b}, finalizers: ["example.com/held"]')
     with finalized_after_the_next_write(cluster, "kepts.example.com"):
         found = verdict(chart("1.0.0", held), chart("2.0.0", held, tag="2"))

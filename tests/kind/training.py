@@ -54,7 +54,7 @@ def outcome(job: InstalledRelease) -> str | None:
 
 
 class Reader:
-    """Gives each line that a command prints to ``take``, once, also where the command has to start again."""
+    """Passes each line that a command prints to ``take`` once, also when the command starts again."""
 
     def __init__(self, command: Sequence[str], take: Callable[[str], None]) -> None:
         self._command, self._take = command, take
@@ -246,7 +246,7 @@ class Training:
         return "batch.kubernetes.io/job-name" in pod["metadata"]["labels"]
 
     def _follow(self, pod: str, phase: str) -> None:
-        """Read the log of a pod, and read on where the connection has ended before the pod."""
+        """Read the log of a pod. Reconnect while the pod runs."""
         is_new = pod not in self._followed and phase in ("Running", "Succeeded", "Failed")
         if is_new:
             place = ("--kubeconfig", str(self.shell.cluster.kubeconfig), "-n", self.job.namespace)

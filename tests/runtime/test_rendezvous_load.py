@@ -59,7 +59,7 @@ class Counters:
 
     @property
     def sent(self) -> float:
-        """Bytes to clients, without the answers to renewals, whose number is that of the seconds."""
+        """Bytes to clients without the answers to renewals, which grow with the time that a test takes."""
         return self._since("etcd_network_client_grpc_sent_bytes_total") - RENEWAL * self.renewals
 
 

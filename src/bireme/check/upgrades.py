@@ -40,7 +40,7 @@ Verdict = Literal[
 _RELEASE = "release"
 _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _CRD = "CustomResourceDefinition"
-# Kinds of no namespace whose objects take seconds to go.
+# Cluster-scoped kinds whose objects take seconds to disappear.
 _SLOW = {"Namespace": "/api/v1/namespaces", "PersistentVolume": "/api/v1/persistentvolumes"}
 _MANAGER = "helm"
 # Hooks end at once on the cluster of a check, and Helm waits for little else.
@@ -200,7 +200,7 @@ class Upgrades:
             until(lambda: not self._left(rendered.manifests, namespace), _SECONDS, "its objects to be gone")
 
     def _left(self, manifests: Sequence[Manifest], home: str) -> list[str]:
-        """What a release in namespace ``home`` has left, which the next one would meet."""
+        """The names of objects of a release in namespace ``home`` that are in the way of the next release."""
         api = self._cluster.api
         slow = [api.find(f"{_SLOW[item.kind]}/{item.name}") for item in manifests if item.kind in _SLOW]
         left = [each["metadata"]["name"] for each in slow if each and _GOING in each["metadata"]]
@@ -209,7 +209,7 @@ class Upgrades:
             # Helm would refuse a definition that this release keeps to the next one.
             if is_own and (self._stand_ins or _GOING in about):
                 left.append(about["name"])
-                # An API server that has just learnt the kind may leave the definition until the next write.
+                # An API server that has just learnt the kind may delete it only after another write.
                 again = {"metadata": {"annotations": {_AGAIN: uuid.uuid4().hex}}}
                 with suppress(ApiError):
                     api.patch(f"{_CRDS}/{about['name']}", again)
