@@ -99,8 +99,10 @@ class PaddleJob:
         self.pods[role, index].terminate()
 
     def stop(self) -> None:
-        """End all pods."""
+        """End all pods, and print what they said, which pytest shows below a test that failed."""
         for pod in self.pods.values():
             pod.terminate()
         for pod in self.pods.values():
             pod.wait(SECONDS)
+        for log in sorted(self._folder.glob("*.log")):
+            print(f"--- {log.stem}\n{log.read_text(errors='replace')}")

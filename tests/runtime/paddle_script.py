@@ -67,10 +67,17 @@ def wait_while(name: str) -> None:
 
     A number in the file: only as soon as so many shards are trained.
     """
-    file = FOLDER / name
-    while file.exists() and LIVE.read_text().count("\n") >= int(file.read_text() or 0):
+    while (least := number_in(FOLDER / name)) is not None and LIVE.read_text().count("\n") >= least:
         (FOLDER / f"{name}-here").touch()
         time.sleep(0.02)
+
+
+def number_in(file: Path) -> int | None:
+    """The number in a file that a test may delete at any moment; None when it is gone."""
+    try:
+        return int(file.read_text() or 0)
+    except FileNotFoundError:
+        return None
 
 
 def save(folder: str) -> None:
