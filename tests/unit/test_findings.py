@@ -26,6 +26,18 @@ def test_the_text_has_place_sentence_and_remedy_of_each_finding() -> None:
     ]
 
 
+def test_findings_in_a_row_share_their_remedy_in_the_text() -> None:
+    other = replace(WRONG, line=9)
+    assert WRITERS["text"]([WRONG, other, WARNING, WRONG]).splitlines() == [
+        "✗ charts/my web/a.yaml:3: Service/web: two ports are named a",
+        "✗ charts/my web/a.yaml:9: Service/web: two ports are named a",
+        "    rename one",
+        "! No node is a p4d.24xlarge",
+        "✗ charts/my web/a.yaml:3: Service/web: two ports are named a",
+        "    rename one",
+    ]
+
+
 def test_markdown_has_a_row_for_each_finding() -> None:
     assert WRITERS["markdown"]([]) == "✓ nothing found"
     *_, wrong, warning, _ = WRITERS["markdown"](ALL).splitlines()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from itertools import groupby
 from typing import Literal
 from urllib.parse import quote
 from xml.etree import ElementTree
@@ -43,10 +44,17 @@ class Finding:
     def _place(self) -> str:
         return f"{self.file}:{self.line}" if self.line else self.file
 
-    def __str__(self) -> str:
-        said = ": ".join(part for part in (self._place, self.path, self.sentence) if part)
+    @property
+    def _said(self) -> str:
+        return ": ".join(part for part in (self._place, self.path, self.sentence) if part)
+
+    @property
+    def _advice(self) -> str:
         named = f"{self.rule}, {self.source}" if self.source else ""
-        return "\n    ".join(part for part in (said, self.remedy, named) if part)
+        return "".join(f"\n    {part}" for part in (self.remedy, named) if part)
+
+    def __str__(self) -> str:
+        return self._said + self._advice
 
 
 _MARKS = {"error": "✗", "warning": "!", "note": "?"}
@@ -55,8 +63,12 @@ _NOTHING = "✓ nothing found"
 
 def _text(findings: Sequence[Finding]) -> str:
     kept = "✓ no error and no warning" if findings else _NOTHING
-    nothing = [] if any(each.is_wrong for each in findings) else [kept]
-    return "\n".join([*nothing, *(f"{_MARKS[each.severity]} {each}" for each in findings)])
+    lines = [] if any(each.is_wrong for each in findings) else [kept]
+    for advice, alike in groupby(findings, key=lambda each: each._advice):
+        lines += [f"{_MARKS[each.severity]} {each._said}" for each in alike]
+        # Findings in a row that have the same remedy share it.
+        lines[-1] += advice
+    return "\n".join(lines)
 
 
 def _markdown(findings: Sequence[Finding]) -> str:
