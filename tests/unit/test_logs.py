@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +16,7 @@ from bireme.clusters.base import Cluster
 from bireme.clusters.existing import existing
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
+from bireme.live import logs
 from bireme.live.logs import Wanted, all_logs, log, main_log, main_pod
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, expand
@@ -133,6 +135,23 @@ def test_all_ranks_are_followed_until_the_last_has_ended(
         "1 | train-r1-1-ccccc",
         "2 | train-r1-2-ddddd",
     ]
+
+
+def test_logs_that_a_busy_api_server_sends_late_are_followed_to_their_end(
+    cluster: Cluster, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = [{**each, "status": {"phase": "Succeeded"}} for each in LIVE[:3]]
+    whole = Answers.answer
+
+    def late(self: Answers, body: bytes) -> None:
+        time.sleep(1 if self.path.partition("?")[0].endswith("/log") else 0)
+        whole(self, body)
+
+    monkeypatch.setattr(Answers, "pods", lambda self: ended)
+    monkeypatch.setattr(Answers, "answer", late)
+    monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.1)
+    read = b"".join(all_logs(cluster, plan, Wanted(follow=True))).decode().splitlines()
+    assert len(read) == 3
 
 
 def test_a_job_none_of_whose_pods_has_started_is_named(

@@ -11,7 +11,8 @@ import pytest
 
 from bireme.clusters.api import Api, ApiError
 from bireme.core.manifests import Manifest
-from bireme.live.observe import Difference, check, compare, observe
+from bireme.live import observe as observing
+from bireme.live.observe import Difference, Observation, check, compare, observe
 from bireme.live.pods import NodeState, ObservedPod, observed_pod, shorten
 from bireme.plan.topology import Plan, Totals, expand
 from bireme.plan.workloads.model import ObservedWorkload, PodPlan, WorkloadPlan
@@ -380,6 +381,38 @@ DISCOVERY = {
 class AnsweringCluster:
     api: Any
     provider: str = "existing"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "waits"), [("", True), ("0/3 nodes are available: 3 Insufficient memory", False)]
+)
+def test_a_pod_that_the_scheduler_has_not_looked_at_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, scheduler: str, waits: bool
+) -> None:
+    plan = plan_of(job(1))
+    pending = replace(worker(node=None, phase="Pending"), reason=scheduler)
+    pods = [pending] * 9 + [worker()]
+
+    class Live:
+        """A release whose pod is pending for nine looks."""
+
+        def __init__(self, *_: object) -> None:
+            self.looks = iter(pods)
+
+        def read(self) -> Live:
+            return self
+
+        def follow(self, *_: object, **__: object) -> None:
+            time.sleep(0.05)
+
+        def compared(self) -> Observation:
+            pod = next(self.looks)
+            return Observation((pod,), compare(plan, [pod]))
+
+    monkeypatch.setattr(observing, "LiveRelease", Live)
+    monkeypatch.setattr(observing, "_UNCHANGED_SECONDS", 0.1)
+    found = observing.wait(AnsweringCluster(Answers(), "embedded"), plan)  # type: ignore[arg-type]
+    assert (found.differences == ()) is waits
 
 
 CONTAINERS = {"containers": [{"name": "main", "image": "a"}]}

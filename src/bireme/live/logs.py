@@ -17,6 +17,7 @@ from bireme.live.pods import ObservedPod
 from bireme.plan.topology import Plan
 
 _LOOK_SECONDS = 2
+_REST_SECONDS = 30
 
 
 def main_pod(cluster: Cluster, plan: Plan, rank: int | None = None) -> ObservedPod:
@@ -93,16 +94,18 @@ def all_logs(cluster: Cluster, plan: Plan, wanted: Wanted) -> Iterator[bytes]:
                 open_logs[pod.name].start()
         if not wanted.follow:
             return
+        is_live = any(pod.is_live for pod in pods)
         with suppress(Empty):
             while ended < len(open_logs):
-                line = printed.get(timeout=_LOOK_SECONDS)
+                # What pods that have ended still have to say may take the API server a while.
+                line = printed.get(timeout=_LOOK_SECONDS if is_live else _REST_SECONDS)
                 ended += line is None
                 if isinstance(line, BaseException):
                     raise line
                 if line is not None:
                     yield line
             time.sleep(_LOOK_SECONDS)
-        if not any(pod.is_live for pod in pods):
+        if not is_live:
             return
 
 

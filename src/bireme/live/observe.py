@@ -47,6 +47,8 @@ Category = Literal[
 _PERMANENT: frozenset[Category] = frozenset(
     ("extra", "resources", "node-selector", "hostname", "pending", "unreachable", "node-ill", "job-failed")
 )
+# Of a pod that is pending, until the scheduler says what it lacks.
+_UNSEEN = "the scheduler has not looked at it yet"
 # How long an embedded cluster may stay unchanged with nothing but permanent differences.
 _UNCHANGED_SECONDS = 10
 _NODE_POOLS = "/apis/karpenter.sh/v1/nodepools"
@@ -238,7 +240,7 @@ def _condition(pod: ObservedPod) -> Iterator[tuple[Category, str]]:
         code = "" if pod.exit_code is None else f" with exit code {pod.exit_code}"
         yield "failed", f" failed{code}{f' ({pod.reason})' if pod.reason else ''} and has no replacement yet"
     elif not pod.scheduled:
-        yield "pending", f" is Pending: {pod.reason or 'the scheduler has not looked at it yet'}"
+        yield "pending", f" is Pending: {pod.reason or _UNSEEN}"
     elif _ill(pod):
         yield "node-ill", f" is on {pod.node}{_ill(pod)}"
     elif not pod.ready:
@@ -276,10 +278,10 @@ def _extra(pod: ObservedPod) -> Difference:
 
 def _are_permanent(differences: Sequence[Difference]) -> bool:
     """Whether waiting cannot help. A pod missing beside a permanent difference will not come either."""
-    stuck = {each.workload for each in differences if each.category in _PERMANENT}
+    lasting = {each for each in differences if each.category in _PERMANENT and _UNSEEN not in each.sentence}
+    stuck = {each.workload for each in lasting}
     return all(
-        each.category in _PERMANENT or (each.category == "missing" and each.workload in stuck)
-        for each in differences
+        each in lasting or (each.category == "missing" and each.workload in stuck) for each in differences
     )
 
 
