@@ -20,12 +20,13 @@ class BoundedWait:
     def a_moment(self, what: str, why: str = "") -> bool:
         """Wait a moment for something; False at the end of the limit. A new ``what`` is said at once."""
         now, is_new, self._what = time.monotonic(), what != self._what, what
-        if now >= self._deadline:
-            return False
+        left = max(0.0, self._deadline - now)
         if is_new or now >= self._say_again:
             self._say_again = now + _PROGRESS_SECONDS
-            self._say(f"waiting, {self._deadline - now:.0f} s at most, for {what}{why}")
-        time.sleep(min(self._pause, self._deadline - now))
+            self._say(f"waiting, {left:.0f} s at most, for {what}{why}")
+        if not left:
+            return False
+        time.sleep(min(self._pause, left))
         return True
 
     @property

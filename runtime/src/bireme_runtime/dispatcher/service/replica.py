@@ -141,7 +141,7 @@ class Replica:
             if leadership.campaign():
                 _Term(self, leadership).serve()
         finally:
-            self._client.with_timeout(1.0).lease_revoke(lease)
+            self._client.with_timeout(5.0).lease_revoke(lease)
 
     def _follow(self, key: str) -> None:
         watch = self._client.watch(key, 0, _WATCH_IDLE_SECONDS)
