@@ -27,7 +27,9 @@ from tests.kind.shell import NODE_TYPE, Shell, Values, enforce, until
 from tests.kind.training import CHECKPOINT_EVERY, ENDLESS, KIND, Training
 
 # Their workers take the accelerators of the cluster's nodes, so they run one after another.
-ACCELERATED = {"test_mpi_training", "test_nccl", "test_nfs", "test_torch_elastic", "test_torch_etcd"}
+ACCELERATED = {
+    "test_mpi_training", "test_nccl", "test_nfs", "test_script", "test_torch_elastic", "test_torch_etcd",
+}  # fmt: skip
 
 
 class SharedClusterScheduling(LoadScopeScheduling):
@@ -219,12 +221,13 @@ def train(
             steps: int | None = None,
             values: Mapping[str, Any] | None = None,
             script: str = "digits.py",
+            step_seconds: float = 0.1,
         ) -> Training:
             name = f"{script.removesuffix('.py')}-{uuid.uuid4().hex[:4]}"
             folder = f"/runs/{name}"
             stop_file = f"{folder}/stop"
-            arguments = {"checkpoints": folder, "checkpoint-every": CHECKPOINT_EVERY, "step-seconds": 0.1}
-            arguments["steps"] = steps or ENDLESS
+            arguments = {"checkpoints": folder, "checkpoint-every": CHECKPOINT_EVERY}
+            arguments |= {"steps": steps or ENDLESS, "step-seconds": step_seconds}
             if script == "digits.py":
                 arguments["stop-file"] = stop_file
             own = {

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bireme.clusters.kind import KindCluster
+from bireme.clusters.kind.cluster import SHARED
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.buckets import upload
 from tests.kind.shell import NODE_TYPE, Shell, Values, until
@@ -106,9 +107,22 @@ def content(files: int) -> Content:
     return {f"n{number % 7}/{number}.bin": chance.randbytes(SMALL + number) for number in range(files)}
 
 
-def kill_copier(place: Place, job: InstalledRelease) -> None:
+# Kills the copier as soon as its journal has so many files or parts. It runs on the node, because a copy of
+# small files ends within seconds.
+KILL = """
+for _ in {1..1200}; do
+    test "0$(grep -c path "$1")" -gt 20 && exec pkill -KILL -f "[b]ireme_runtime.dataset.claim stage"
+    sleep 0.1
+done
+exit 1
+"""
+
+
+def kill_copier(place: Place, job: InstalledRelease, journal: str) -> None:
+    until(lambda: any(pod.is_live and pod.node for pod in job.pods()), what="the copier's pod")
     (node,) = {pod.node for pod in job.pods() if pod.is_live and pod.node}
-    place.cluster.on_node(node, "pkill", "-KILL", "-f", "bireme_runtime.dataset.claim stage")
+    path = f"{SHARED}/{place.staged.name}/{journal}"
+    place.cluster.on_node(node, "bash", "-c", KILL, "kill", path)
 
 
 def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_nothing(
@@ -119,9 +133,7 @@ def test_a_copy_that_is_killed_half_way_goes_on_and_a_second_install_copies_noth
     # A tenth of a core, so that on any machine there is time to kill it.
     slow = {"requests": REQUESTS, "limits": {"cpu": "100m", "memory": "256Mi"}}
     job = stage("pictures", to="sets/pictures", resources=slow)
-    journal = place.staged / "sets/.pictures.staging/.bireme/journal-0.jsonl"
-    until(lambda: journal.exists() and journal.read_text().count("path") > 20, what="20 files or parts")
-    kill_copier(place, job)
+    kill_copier(place, job, "sets/.pictures.staging/.bireme/journal-0.jsonl")
     assert not (place.staged / "sets/pictures").exists()
     assert place.ends(job) == "Complete", place.log(job)
     copied = int(place.log(job).partition("is complete; ")[2].split()[0])

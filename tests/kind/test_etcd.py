@@ -11,7 +11,7 @@ import pytest
 from bireme.clusters.api import ApiError
 from bireme.clusters.kind import KindCluster
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
-from tests.kind.shell import Shell, Values
+from tests.kind.shell import Shell, Values, until
 
 pytestmark = pytest.mark.usefixtures("etcd_images")
 
@@ -37,11 +37,15 @@ def test_one_member_serves_and_grows_to_three_with_its_data(
     release: ReleaseFactory, shell: Shell, kind_values: Values, cluster: KindCluster, ask: Etcd
 ) -> None:
     etcd = release("etcd", values=kind_values["etcd"], timeout=180)
-    with pytest.raises(ApiError, match="user name is empty"):
-        cluster.api.create(
-            f"/api/v1/namespaces/{etcd.namespace}/services/{etcd.name}:2379/proxy/v3/kv/range",
-            {"key": "AA=="},
-        )
+    path = f"/api/v1/namespaces/{etcd.namespace}/services/{etcd.name}:2379/proxy/v3/kv/range"
+
+    def is_refused() -> bool:
+        # The Service has no pods yet when the first one has just become ready.
+        with pytest.raises(ApiError) as refused:
+            cluster.api.create(path, {"key": "AA=="})
+        return "user name is empty" in str(refused.value)
+
+    until(is_refused, what="etcd to ask for a user")
     ask(etcd, "kv/put", key="ship", value="bireme")
     shell.helm("test", etcd.name, "-n", etcd.namespace, "--timeout", "2m")
 

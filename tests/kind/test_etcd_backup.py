@@ -102,7 +102,7 @@ def run_job(shell: Shell, etcd: InstalledRelease, cronjob: str, code: str = "") 
         job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python3", "-c", CLIENT + code]
     shell.kubectl("apply", *where, "-f", "-", given=yaml.safe_dump(job))
     conditions = ("get", "job", name, *where, "-o", "jsonpath={.status.conditions[*].type}")
-    until(lambda: shell.kubectl(*conditions) != "", what=f"{cronjob} to end")
+    until(lambda: {"Complete", "Failed"} & {*shell.kubectl(*conditions).split()}, what=f"{cronjob} to end")
     log = shell.logs(f"job-name={name}", etcd.namespace)
     assert "Complete" in shell.kubectl(*conditions), log
     return log

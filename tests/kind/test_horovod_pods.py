@@ -15,7 +15,7 @@ __all__ = ["image", "start"]
 
 pytestmark = pytest.mark.whole
 
-STEPS = 60
+STEPS = 300
 # The first ranks may start slowly, and the third worker's first process never come to the world.
 ELASTIC = f"""
 import os, pathlib, time

@@ -56,9 +56,4 @@ def test_a_worker_on_a_node_that_falls_ill_goes_on_elsewhere_where_it_was(
     print(f"ready elsewhere after {time.monotonic() - began:.1f} s")
     assert training.worker(1).node != worker.node
     training.complete()
-    reached = 0
-    for event in training.events:
-        if event["event"] == "step":
-            reached = max(reached, event["step"])
-        if event["event"] == "resume":
-            assert event["step"] == reached, f"its steps were not saved: {event}"
+    training.assert_nothing_was_lost(most=0)

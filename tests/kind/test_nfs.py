@@ -59,7 +59,7 @@ def test_two_pods_on_two_nodes_write_one_file_by_turns(efs: InstalledRelease, sh
     shell.helm("test", efs.name, *where, "--timeout", "2m")
     shell.kubectl("apply", *where, "-f", str(FILES / "peers.yaml"))
     ended = ("get", "job", "peers", *where, "-o", "jsonpath={.status.conditions[*].type}")
-    until(lambda: shell.kubectl(*ended) != "", what="both to have had their turns")
+    until(lambda: {"Complete", "Failed"} & {*shell.kubectl(*ended).split()}, what="both to have their turns")
     assert "Complete" in shell.kubectl(*ended), shell.logs("app=peers", efs.namespace)
     lines = exported(shell, "cat", "turns").splitlines()
     assert [int(line.split()[0]) for line in lines] == [0, 1, 0, 1, 0, 1]

@@ -64,10 +64,11 @@ def test_etcd_dies_and_comes_back_empty_and_a_worker_is_cut_off_from_it(
     training.until_trained(30, world_size=3)
 
     # Its data is in the pod, so it comes back empty but for users, and all workers agree on a new world.
+    before = len(training.worlds())
     replace_member(training)
     users = training.shell.ask_etcd(training.job.namespace, member(training), "auth/user/list", {})["users"]
     assert set(users) == {"root", "bireme"}
-    training.until_started(world_size=3)
+    until(lambda: len(training.worlds()) > before, 300, "a new world")
     training.until_trained(30, world_size=3)
     training.complete()
 

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 
 DATA = "ILSVRC/Data/CLS-LOC"
 SMALL = ["--arch=resnet18", "--image-size=64", "--batch-size=2", "--accumulate=2", "--workers=1"]
-SMALL += ["--epochs=6", "--warm-up=1", "--checkpoint-every=4", "--log-every=1"]
+SMALL += ["--epochs=6", "--warm-up=1", "--checkpoint-every=4", "--log-every=1", "--step-seconds=1"]
 PHOTOS = Path(__file__).parents[1] / "images" / "photos.py"
 
 

@@ -33,7 +33,7 @@ def test_a_run_of_2_then_3_then_2_workers_that_loses_a_pod_reads_and_learns_what
     train: Callable[..., Training],
 ) -> None:
     steps = 500
-    training = train(workers=2, steps=steps, script=SCRIPT)
+    training = train(workers=2, steps=steps, script=SCRIPT, step_seconds=0.3)
     training.until_trained(30, world_size=2)
     training.delete(1)
     training.until_trained(30, world_size=2)

@@ -70,8 +70,9 @@ def test_a_full_disk_ends_the_job_and_a_new_run_goes_on_from_the_last_checkpoint
     assert "No space left on device" in "\n".join(training.output)
     saved = max(event["step"] for event in training.of("checkpoint"))
     cluster.on_node(node, "rm", f"{disk}/ballast")
-    reached = training.step
+    reached, resumed = training.step, len(training.of("resume"))
     training.upgrade({"run": 2})
-    assert training.until(lambda event: event["event"] == "resume", 180, "a resume")["step"] >= saved
+    until(lambda: len(training.of("resume")) > resumed, 180, "a resume")
+    assert training.of("resume")[resumed]["step"] >= saved
     training.until(lambda event: event["event"] == "step" and event["step"] > reached, 180, "a further step")
     training.complete(seconds=300)
