@@ -110,8 +110,12 @@ def test_a_job_grows_from_2_to_4_when_nodes_come_free(
     give_back()
     until(lambda: running(job) == 4, what="four workers to run")
     assert workers(job) == 4
-    events = cluster.api.get(f"/api/v1/namespaces/{job.namespace}/events")["items"]
-    assert any(each["message"].startswith("2 → ") for each in events if each["reason"] == "Resized")
+
+    def is_told() -> bool:
+        events = cluster.api.get(f"/api/v1/namespaces/{job.namespace}/events")["items"]
+        return any(each["message"].startswith("2 → ") for each in events if each["reason"] == "Resized")
+
+    until(is_told, what="the event")
     (live,) = job.objects("jobs")
     owners = {each["manager"] for each in live["metadata"]["managedFields"]}
     assert "bireme-autoscaler" in owners

@@ -41,6 +41,7 @@ def namespace(cluster: EmbeddedCluster) -> Iterator[str]:
     """A namespace of the test's own."""
     name = f"doctor-{uuid.uuid4().hex[:8]}"
     cluster.api.create(CORE, {"metadata": {"name": name}})
+    waiting.until_account(cluster.api, name)
     yield name
     cluster.api.delete(f"{CORE}/{name}")
 

@@ -145,7 +145,10 @@ def test_the_launcher_starts_after_the_last_worker_is_ready(
 ) -> None:
     nodes = cluster.nodes[TYPE]
     one = job(nodes + 1)
-    until(lambda: sum(pod.ready for pod in one.pods().values()) == nodes, what="a worker on each node")
+    until(
+        lambda: sorted(pod.ready for pod in one.pods().values()) == [False] + [True] * nodes,
+        what="a worker on each node, and one without",
+    )
     (pending,) = (pod for pod in one.pods().values() if not pod.ready)
     assert pending.role == "worker"
     assert one.launcher() is None

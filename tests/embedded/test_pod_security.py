@@ -16,6 +16,7 @@ import yaml
 from bireme.clusters.base import Cluster
 from bireme.helm import Render
 from bireme.tools import Toolbox
+from tests.support import waiting
 
 ROOT = Path(__file__).parents[2]
 CHARTS = sorted({file.parts[-3] for file in ROOT.glob("charts/*/ci/*-values.yaml")})
@@ -54,6 +55,7 @@ def passes(cluster: Cluster, toolbox: Toolbox) -> Iterator[Callable[[list[dict[s
         labels = {"pod-security.kubernetes.io/enforce": standard}
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         cluster.api.create("/api/v1/namespaces", namespace)
+        waiting.until_account(cluster.api, name)
     kubectl = [str(toolbox.path("kubectl")), "--kubeconfig", str(cluster.kubeconfig), "create", "-f", "-"]
 
     def taken(pods: list[dict[str, Any]], standard: str) -> set[str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bireme_runtime.paddle.run import Client
 from tests.runtime.etcd_servers import free_port
 
 SOURCE = Path(__file__).parents[2] / "runtime" / "src"
@@ -64,6 +65,10 @@ class PaddleJob:
         for role in ("server", "trainer"):
             for index in range(2):
                 self.start(role, index, **more)
+
+    def client(self) -> Client:
+        """A client of pserver 0."""
+        return Client(f"127.0.0.1:{self._control}", seconds=60, token="secret")
 
     def log(self, role: str, index: int) -> str:
         return (self._folder / f"{role}-{index}.log").read_text()

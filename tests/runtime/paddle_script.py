@@ -22,6 +22,7 @@ from bireme_runtime.paddle.launch import adapt_paddle
 FOLDER, SHARDS, PASSES, SECONDS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 ATTEMPT = os.environ["BIREME_PADDLE_ATTEMPT"]
 LIVE = FOLDER / f"parameters-{ATTEMPT}"
+JOBS: list[Job] = []
 
 
 class TheOnePSRuntime:
@@ -63,12 +64,13 @@ def append(file: Path, line: str) -> None:
 
 
 def wait_while(name: str) -> None:
-    """Be held up while there is a file of that name; `name-here` says so.
+    """Be held up while there is a file of that name; `name-here` says so, and `name-asked` after SIGTERM.
 
     A number in the file: only as soon as so many shards are trained.
     """
     while (least := number_in(FOLDER / name)) is not None and LIVE.read_text().count("\n") >= least:
-        (FOLDER / f"{name}-here").touch()
+        is_asked = any(job._shards and job._shards.is_asked_to_go for job in JOBS)
+        (FOLDER / f"{name}-{'asked' if is_asked else 'here'}").touch()
         time.sleep(0.02)
 
 
@@ -106,6 +108,7 @@ def train() -> None:
         get_the_one_recv_context=lambda *_, **__: None
     )
     job = Job()
+    JOBS.append(job)
     ask_servers()
     if job.index == 0:
         runtime._init_all_params()

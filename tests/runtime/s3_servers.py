@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bireme.core.paths import Paths
+from tests.runtime.etcd_servers import free_port
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "hack/moto/requirements.lock"
@@ -66,9 +67,7 @@ class S3Server:
 def s3_server(log: Path, **variables: str) -> Iterator[S3Server]:
     """An empty server, stopped at the end; ``variables`` are further settings of moto in its environment."""
     program = environment_of("moto", LOCK) / "bin/moto_server"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     # Few keys on each page, so that lists have several pages.
     env = {**os.environ, "MOTO_S3_DEFAULT_MAX_KEYS": "100", **variables}
     with log.open("wb") as output:

@@ -204,7 +204,7 @@ def test_a_client_logs_in_again_where_etcd_has_lost_its_data(
     for number in range(50):
         filler.put("/bireme/filler", str(number))
     # This login is of a later point of the log than the next etcd will have reached.
-    late = etcd.Client(etcd.parse_endpoints(server.endpoint), etcd.Credentials("trainer", "one"), timeout=2)
+    late = etcd.Client(etcd.parse_endpoints(server.endpoint), etcd.Credentials("trainer", "one"), timeout=8)
     late.put("/bireme/a", "1")
     server.stop()
     new_etcd(port=server.port, peer_port=server.peer_port).start()

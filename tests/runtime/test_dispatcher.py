@@ -618,8 +618,8 @@ def test_who_asks_whether_a_dataset_is_finished_makes_none(
     assert not [each.key for each in keys if "a-name-of-a-stranger" in each.key]
 
 
-def test_names_of_datasets_are_bounded(replicas: Dispatchers) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", replicas.ports[replicas.leader()])
+def test_names_of_datasets_are_bounded(brief: Dispatchers) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", brief.ports[0])
     said: list[tuple[int, bytes]] = []
     for number in range(MOST_DATASETS + 1):
         connection.request("POST", f"/v1/name-{number}/settle", b"{}")

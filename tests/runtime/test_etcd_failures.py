@@ -115,7 +115,7 @@ def test_where_etcd_is_out_of_space_a_member_says_so_and_what_to_do(
     with pytest.raises(etcd.Unavailable, match=sentence):
         list(map(client.put, map(str, range(5000)), ["x" * 20_000] * 5000))
     with pytest.raises(Unreachable, match=sentence):
-        start(1, server, join_timeout=1)
+        start(1, server, join_timeout=10)
 
 
 def test_after_compaction_the_defragmentation_makes_etcd_take_writes_again(

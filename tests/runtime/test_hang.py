@@ -380,7 +380,7 @@ def test_what_a_process_has_started_is_a_rank_only_below_a_launcher(
     """A rank that was forked has its variables from the template, and what it starts has a rank's."""
     monkeypatch.setenv("BIREME_LAUNCHER", launcher)
     observer = Observer(failures.Ledger(), progress.Progress(), "0", "node", Limits(), lambda _: None)
-    command = ["env", "-u", "RANK", "sh", "-c", "RANK=0 LOCAL_RANK=0 sleep 600 & echo; wait"]
+    command = ["env", "-u", "RANK", "sh", "-c", "RANK=0 LOCAL_RANK=0 sh -c 'echo; exec sleep 600' & wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0) as process:
         try:
             assert process.stdout

@@ -165,7 +165,7 @@ def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJ
 
 
 def test_when_the_restarts_are_used_up_all_roles_end_with_the_reason(job: PaddleJob) -> None:
-    job.start_all(BIREME_MAX_RESTARTS="0", BIREME_LOST_SECONDS="3")
+    job.start_all(BIREME_MAX_RESTARTS="0", BIREME_LOST_SECONDS="15")
     job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
     job.kill("server", 1)
     assert job.codes() == {70}
@@ -202,7 +202,7 @@ def test_paddles_launcher_gets_the_addresses_only_as_arguments(job: PaddleJob, t
 def test_a_script_that_exits_with_78_is_not_restarted(job: PaddleJob) -> None:
     job.start_all()
     job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
-    job.go.write_text("78")
+    write_whole(job.go, "78")
     assert job.pods["trainer", 0].wait(SECONDS) == 78
 
 
@@ -212,7 +212,7 @@ def test_one_pod_tells_a_web_hook_how_the_run_has_ended(
 ) -> None:
     job.start_all(**hook.environment())
     job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
-    job.go.write_text(ends)
+    write_whole(job.go, ends)
     assert {job.pods["trainer", index].wait(SECONDS) for index in (0, 1)} == {int(ends or 0)}
     until(lambda: hook.messages, what="the message of the pod that was first")
     (message,) = hook.messages
@@ -268,9 +268,9 @@ def test_synchronous_trainers_wait_for_the_slowest(run: Run) -> None:
 def test_the_timeout_of_each_request_applies_on_a_kept_connection(run: Run) -> None:
     port = free_port()
     server = serve(run, port)
-    client = Client(f"127.0.0.1:{port}", seconds=1)
+    client = Client(f"127.0.0.1:{port}", seconds=4)
     assert client.size(0) == 2
-    assert client.reach(run.attempt, 0, 0, 1, seconds=2) == [1]
+    assert client.reach(run.attempt, 0, 0, 1, seconds=5) == [1]
     server.close()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.paddle.supervisor import Script
+from bireme_runtime.process.disk import write_whole
 from tests.runtime.paddle_pods import SOURCE, PaddleJob
 from tests.support import waiting
 
@@ -109,7 +110,7 @@ def test_a_script_that_fails_starts_again_with_all_others(
     start(0)
     start(1)
     job.until(both_train(job, 1), "both workers to train")
-    (tmp_path / "fail-1").write_text("3")
+    write_whole(tmp_path / "fail-1", "3")
     job.until(both_train(job, 2), "both workers to train again")
     assert "the script ended with 3" in job.log("collective", 1)
     job.go.write_text("")

@@ -66,7 +66,8 @@ class TrainingJob(PaddleJob):
     def unhold(self, *names: str) -> None:
         for name in names:
             (self.folder / f"hold-{name}").unlink()
-            (self.folder / f"hold-{name}-here").unlink(missing_ok=True)
+            for state in ("here", "asked"):
+                (self.folder / f"hold-{name}-{state}").unlink(missing_ok=True)
 
     def saved(self) -> tuple[int, Counter[tuple[int, str]]]:
         """Passes and content of the save to which `last-save` points."""
@@ -77,7 +78,8 @@ class TrainingJob(PaddleJob):
         """The pod goes: by SIGTERM it has its time, by SIGKILL it has none. Then it is no longer held."""
         if how == signal.SIGTERM:
             self.terminate(role, index)
-            time.sleep(0.3 if meanwhile else 0)
+            if meanwhile:
+                self.until_there(f"hold-{meanwhile}-asked")
         else:
             self.kill(role, index)
             if role == "trainer":
@@ -159,7 +161,8 @@ def test_trainer_0_that_goes_before_its_first_shard_saves_nothing(
     job.hold("start-0", "shard-1")
     job.start_all()
     job.until_there("hold-start-0-here")
-    job.lose("trainer", 0, how, meanwhile="start-0")
+    job.lose("trainer", 0, how)
+    job.unhold("start-0")
     assert job.saved() == (0, Counter())
     job.start("trainer", 0)
     job.unhold("shard-1")
@@ -170,10 +173,9 @@ def test_trainer_0_that_goes_before_its_first_shard_saves_nothing(
 def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job: TrainingJob, how: signal.Signals
 ) -> None:
-    job.hold("shard-1", after=SHARDS + 1)
-    job.start_all(BIREME_LOST_SECONDS="5")
-    job.until_there("hold-shard-1-here")
-    job.until_trained(2 * SHARDS - 1)
+    job.start_until_trained(SHARDS + 1, BIREME_LOST_SECONDS="5")
+    job.unhold("shard-0")
+    job.until(lambda: job.status()[0]["done"] == SHARDS - 1, "all but the shard of trainer 1 to be trained")
     job.hold("pull-0")
     job.unhold("shard-1")
     job.until_there("hold-pull-0-here")
@@ -189,13 +191,14 @@ def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
 @HOW
 @pytest.mark.parametrize("number", [0, 1], ids=["first-pass", "last-pass"])
 def test_a_save_counts_when_it_is_complete(job: TrainingJob, number: int, how: signal.Signals) -> None:
-    job.hold("save", after=(number + 1) * SHARDS)
+    job.hold("save", "shard-1", after=(number + 1) * SHARDS)
     job.start_all()
     job.until_there("hold-save-here")
     job.lose("trainer", 0, how, meanwhile="save")
     passes, model = job.saved()
     assert passes == (number if how == signal.SIGKILL else number + 1)
     assert sum(model.values()) >= passes * SHARDS
+    job.unhold("shard-1")
     job.start("trainer", 0)
     job.ends_well(in_hand=1)
 
@@ -204,24 +207,24 @@ def test_trainer_0_that_is_asked_to_go_twice_in_a_row_loses_nothing(job: Trainin
     job.start_until_trained(3)
     job.terminate("trainer", 0)
     job.lose("trainer", 0, signal.SIGTERM, meanwhile="shard-0")
-    job.unhold("shard-1")
     job.start("trainer", 0)
     job.until(lambda: (job.folder / "starts-0").read_text() == "1\n1\n", "trainer 0 to start again")
     job.lose("trainer", 0, signal.SIGTERM)
+    job.unhold("shard-1")
     job.start("trainer", 0)
     job.ends_well()
 
 
 def test_a_long_shard_is_given_back_without_blame_after_half_of_the_grace_period(job: TrainingJob) -> None:
-    job.hold("shard-0")
-    job.start_all(BIREME_GRACE_SECONDS="4")
-    job.until_there("hold-shard-0-here")
+    job.start_until_trained(0, BIREME_GRACE_SECONDS="4")
     job.terminate("trainer", 0)
+    job.until_there("hold-shard-0-asked")
     time.sleep(2.2)
     job.unhold("shard-0")
     assert job.pods.pop(("trainer", 0)).wait(SECONDS) == 143
     (dataset,) = job.status()
     assert dataset["redispatched"] == {"released": 1}
+    job.unhold("shard-1")
     job.start("trainer", 0)
     job.ends_well()
 
@@ -230,7 +233,8 @@ def test_a_new_run_goes_on_with_the_pass_of_a_run_that_was_asked_to_go(job: Trai
     job.start_until_trained(11)
     for pod in list(job.pods):
         job.terminate(*pod)
-    time.sleep(0.3)
+    for index in range(2):
+        job.until_there(f"hold-shard-{index}-asked")
     job.unhold("shard-0", "shard-1")
     assert job.codes() == {143}
     passes, model = job.saved()
@@ -265,9 +269,8 @@ def test_a_full_disk_leaves_the_old_save_and_the_error_names_the_folder(job: Tra
     job.start_until_trained(SHARDS + 1)
     (job.folder / "is-full").touch()
     job.unhold("shard-0", "shard-1")
-    job.until(lambda: "No space left on device" in job.log("trainer", 0), "the second save to fail")
-    said = job.log("trainer", 0)
-    assert f"the save in {job.output}/pass-00001 failed: [Errno 28] No space left on device" in said
+    failed = f"the save in {job.output}/pass-00001 failed: [Errno 28] No space left on device"
+    job.until(lambda: failed in job.log("trainer", 0), "the second save to fail")
     passes, model = job.saved()
     assert (passes, sum(model.values()) >= SHARDS) == (1, True)
     assert not list(job.output.glob(".saving-*")), "what was written of it takes no space"
@@ -312,8 +315,8 @@ def test_a_restarted_trainer_0_of_a_static_job_waits_before_its_final_save(job: 
     job.start_all(BIREME_DISPATCHER="")
     job.until_there("hold-shard-1-here")
     job.until_trained(SHARDS)
-    job.until(lambda: job.saved()[0] == PASSES - 1, "trainer 0 to be in the last pass")
-    time.sleep(0.5)
+    run = job.client()
+    job.until(lambda: run.progress(0) == (PASSES, 0), "trainer 0 to wait for the other")
     job.lose("trainer", 0, signal.SIGKILL)
     job.start("trainer", 0, BIREME_DISPATCHER="")
     job.until(lambda: (job.folder / "starts-0").read_text() == "1\n1\n", "trainer 0 to start again")

@@ -20,6 +20,10 @@ from tests.support import waiting
 N = 60
 # Bytes of etcd's answer to a renewal.
 RENEWAL = 38
+RENEWALS = (
+    'grpc_server_started_total{grpc_method="LeaseKeepAlive",grpc_service="etcdserverpb.Lease",'
+    'grpc_type="bidi_stream"}'
+)
 
 
 class Counters:
@@ -34,8 +38,8 @@ class Counters:
             lines = re.findall(r"^([a-z][^# ]*) (\S+)$", answer.read().decode(), re.MULTILINE)
         return {name: float(value) for name, value in lines}
 
-    def _since(self, name: str) -> float:
-        return self._read().get(name, 0.0) - self._before.get(name, 0.0)
+    def _since(self, name: str, now: dict[str, float] | None = None) -> float:
+        return (now or self._read()).get(name, 0.0) - self._before.get(name, 0.0)
 
     @property
     def seconds(self) -> float:
@@ -54,13 +58,14 @@ class Counters:
 
     @property
     def renewals(self) -> float:
-        name = 'grpc_server_started_total{grpc_method="LeaseKeepAlive",'
-        return self._since(name + 'grpc_service="etcdserverpb.Lease",grpc_type="bidi_stream"}')
+        return self._since(RENEWALS)
 
     @property
     def sent(self) -> float:
         """Bytes to clients without the answers to renewals, which grow with the time that a test takes."""
-        return self._since("etcd_network_client_grpc_sent_bytes_total") - RENEWAL * self.renewals
+        now = self._read()
+        sent = self._since("etcd_network_client_grpc_sent_bytes_total", now)
+        return sent - RENEWAL * self._since(RENEWALS, now)
 
 
 @pytest.fixture
@@ -88,12 +93,23 @@ def join(members: list[Rendezvous]) -> list[membership.World]:
         return list(pool.map(Rendezvous.join, members))
 
 
+def settle(server: EtcdServer) -> None:
+    """Wait until no member asks for anything any more."""
+
+    def is_still() -> bool:
+        counters = Counters(server)
+        time.sleep(1)
+        return (counters.reads, counters.told) == (0, 0)
+
+    waiting.until(is_still)
+
+
 def test_a_round_costs_each_member_a_few_messages(server: EtcdServer, members: list[Rendezvous]) -> None:
     first = Counters(server)
     assert {world.size for world in join(members)} == {N}
     assert first.told < 25 * N
     # All but the first begin to watch less.
-    time.sleep(2)
+    settle(server)
     second = Counters(server)
     with ThreadPoolExecutor(N) as pool:
         # One member's processes fail, and all meet again.
@@ -110,7 +126,7 @@ def test_a_round_costs_each_member_a_few_messages(server: EtcdServer, members: l
 def test_members_that_train_ask_only_for_their_leases(server: EtcdServer, members: list[Rendezvous]) -> None:
     join(members)
     waiting.until(lambda: not any(each.waiting() for each in members))
-    time.sleep(2)
+    settle(server)
     idle = Counters(server)
     time.sleep(6)
     assert [each.waiting() for each in members] == [0] * N
@@ -122,7 +138,7 @@ def test_members_that_train_ask_only_for_their_leases(server: EtcdServer, member
 
 def test_a_lost_member_is_told_to_each_member_once(server: EtcdServer, members: list[Rendezvous]) -> None:
     join(members)
-    time.sleep(1)
+    settle(server)
     loss = Counters(server)
     members[N // 2].leave()
     rest = [each for each in members if each is not members[N // 2]]
@@ -136,7 +152,7 @@ def test_the_loss_of_half_is_told_to_few_and_all_meet_again(
     server: EtcdServer, members: list[Rendezvous]
 ) -> None:
     join(members)
-    time.sleep(1)
+    settle(server)
     left, rest = members[: N // 2], members[N // 2 :]
     loss = Counters(server)
     with ThreadPoolExecutor(N) as pool:

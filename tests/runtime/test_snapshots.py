@@ -322,10 +322,17 @@ def alone(pod: NewPod, tmp_path: Path) -> Pod:
     return one
 
 
+def until_written(pod: Pod, file: Path) -> None:
+    """Until the keeper has written a part to the claim, and can write the next one."""
+    waiting.until(file.exists)
+    with pod.service._flushing:
+        pass
+
+
 def test_a_fenced_keeper_leaves_nothing_on_the_claim(alone: Pod, tmp_path: Path) -> None:
     claim, part = tmp_path / "claim", Part(1, 1, 1, 0)
     alone.save(1)
-    waiting.until((claim / part.name).exists)
+    until_written(alone, claim / part.name)
     (claim / part.name).unlink()
     alone.board.expel()
     told(alone, part)
@@ -342,7 +349,7 @@ def test_what_killed_writers_left_on_the_claim_goes_with_the_old_snapshots(
         (claim / name).write_text("half")
     for step in (2, 3):
         alone.save(step)
-        waiting.until((claim / Part(1, step, 1, 0).name).exists)
+        until_written(alone, claim / Part(1, step, 1, 0).name)
     waiting.until(lambda: not any((claim / name).exists() for name in left))
     assert sorted(each.name for each in claim.iterdir()) == [
         "1.2.1.0",
@@ -399,7 +406,7 @@ def test_strangers_who_write_slowly_are_cut_off_and_cost_a_keeper_few_threads(po
             for stranger in strangers[:200]:
                 with contextlib.suppress(OSError):
                     stranger.send(b"x")
-            assert threading.active_count() - before <= 256
+            assert threading.active_count() - before < len(strangers)
             return all(_has_ended(each) for each in strangers[:200])
 
         waiting.until(all_are_cut)

@@ -19,12 +19,13 @@ from tests.runtime.told import elastic_job, ready_pod
 from tests.runtime.workers import Start
 
 # Rank 0 prints steps, from its checkpoint on; the file `fail` makes the process of that worker fail once. A
-# restart takes half a second, so that it costs time even if the checkpoint has the last step.
+# restart takes two seconds, so that it costs time even if the checkpoint has the last step.
 STEPS = """
 folder, place = pathlib.Path(sys.argv[0]).parent, os.environ['GROUP_RANK']
 save = folder.parent / 'checkpoint'
+# The supervisor forgets what was printed before it knows of the start.
+time.sleep(2)
 step = int(save.read_text()) if save.exists() else 0
-time.sleep(0.5 if step else 0)
 while not (folder.parent / 'end').exists():
     step += 1
     if place == '0':
@@ -98,7 +99,12 @@ def test_the_first_step_of_a_replaced_worker_tells_what_was_lost(
 ) -> None:
     port = free_port()
     env = {**on_etcd, "BIREME_METRICS_PORT": str(port), "JOB_COMPLETION_INDEX": "0"}
-    counts = "for step in range({}, 600):\n    print(f'step {{step}}', flush=True)\n    time.sleep(0.05)"
+    counts = """
+time.sleep(2)
+for step in range({}, 6000):
+    print(f'step {{step}}', flush=True)
+    time.sleep(0.05)
+"""
     killed = start(counts.format(1), **env, BIREME_NODE="node-a")
     until(api, port, lambda run: run.worlds[-1].steps[-1:] != () and run.worlds[-1].steps[-1][1] > 40)
     killed.process.send_signal(signal.SIGTERM)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from bireme.clusters.api import Api
+
 
 def until(
     done: Callable[[], object], seconds: float = 120, what: str | Callable[[], str] = "it", every: float = 0.1
@@ -23,3 +25,9 @@ def until(
                 f"gave up waiting for {what if isinstance(what, str) else what()} after {seconds:g} s"
             )
         time.sleep(every)
+
+
+def until_account(api: Api, namespace: str) -> None:
+    """Return once a new namespace has the ServiceAccount without which the API server refuses its pods."""
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+    until(lambda: api.find(path) is not None, what=path)

@@ -53,10 +53,19 @@ def save() -> None:
     part.replace(checkpoint)
 
 
+def save_and_end() -> None:
+    save()
+    note(event="saved", step=step)
+    sys.exit(1)
+
+
 truth = torch.arange(16.0, device=device).unsqueeze(1) / 16
 first = step
 while step < steps:
-    while step > max(steps // 2, first + 2) and (folder / "hold").exists() and not told_to_end:
+    while step > max(steps // 2, first + 2) and (folder / "hold").exists():
+        if told_to_end:
+            # The others are held up as well, so there is no further step.
+            save_and_end()
         time.sleep(0.02)
     x = torch.randn(64, 16, device=device)
     loss = torch.nn.functional.mse_loss(model(x), x @ truth)
@@ -68,9 +77,7 @@ while step < steps:
         save()
     note(event="step", rank=rank, world=world, step=step, loss=loss.item())
     if told_to_end:
-        save()
-        note(event="saved", step=step)
-        sys.exit(1)
+        save_and_end()
     time.sleep(pause)
 dist.barrier()
 note(event="done", rank=rank, step=step)
