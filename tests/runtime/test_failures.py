@@ -283,11 +283,28 @@ def test_output_is_copied_on_when_reading_it_fails(capfd: pytest.CaptureFixture[
     copier.start()
     for text in (b"one\n", b"two\n"):
         os.write(copier.writers[0], text)
-        copier.drain(60)
+        with copier.drained(60):
+            pass
     copier.close(60)
     printed = capfd.readouterr()
     assert printed.out == "one\ntwo\n"
     assert printed.err.count("reading the output failed") == 1
+
+
+def test_steps_that_are_printed_while_etcd_is_slow_count_for_the_new_round() -> None:
+    seen = progress.Progress()
+
+    class SlowLedger(failures.Ledger):
+        def marks(self) -> progress.Marks:
+            # The agent does not wait for its supervisor: the processes have begun.
+            os.write(observer.writers[0], b"step 1\n")
+            time.sleep(0.5)
+            return {}
+
+    observer = Observer(SlowLedger(), seen, "0", "node", Limits(), lambda _: None)
+    observer.start()
+    observer.starting({"round": 1, "rank": 0, "world": 1})
+    until(lambda: seen.first is not None, 30, "the first step to be seen")
 
 
 def test_another_pattern_can_be_given() -> None:
@@ -454,6 +471,27 @@ def test_a_run_that_is_over_ends_also_when_etcd_is_silent_from_then_on() -> None
     answer = watcher.failed({"round": 1, "world": 2, "rank": 0, "code": 1})
     assert (answer, watcher.verdict) == (report.STOP, "run")
     assert "5 failures without a new step" in watcher.sentence
+
+
+def test_a_failure_that_etcd_does_not_hear_of_at_once_is_told_at_the_next_tick() -> None:
+    class Silent(failures.Ledger):
+        answers = False
+
+        def add(self, failure: failures.Failure) -> None:
+            if not self.answers:
+                raise etcd.Unavailable("no answer")
+            super().add(failure)
+
+    ledger = Silent()
+    watcher = Observer(ledger, progress.Progress(), "0", "a", Limits(5, 300), lambda line: None)
+    watcher.starting({"round": 1, "rank": 0, "world": 2})
+    assert watcher.failed({"round": 1, "world": 2, "rank": 0, "code": 1}) == report.GO_ON
+    watcher.tick()
+    assert ledger.all() == []
+    ledger.answers = True
+    watcher.tick()
+    watcher.tick()
+    assert len(ledger.all()) == 1
 
 
 def test_rounds_in_which_all_have_lost_a_peer_blame_no_node() -> None:

@@ -203,7 +203,7 @@ class Role(ABC):
         self.attempt = 0
         self.state = runs.WAITING
         self._answered = self._since = time.monotonic()
-        self._trouble = ""
+        self._trouble = self._told = ""
 
     def run(self) -> int:
         """Until the run is over; returns the exit code."""
@@ -252,12 +252,15 @@ class Role(ABC):
         view = self._tell(self.state)
         now = time.monotonic()
         if view:
-            self._answered = now
+            self._answered, self._told = now, ""
             return view
         silent = now - self._answered
-        if silent > self.options.rules.lost_seconds and self.attempt:
+        is_new = self.attempt or (self._told and self._trouble != self._told)
+        if silent > self.options.rules.lost_seconds and is_new:
             say(f"lost {self.options.rules.name(0)}; waiting for a new attempt: {self._trouble}")
-            self._reset()
+            self._told = self._trouble
+            if self.attempt:
+                self._reset()
         if silent > self.options.wait_seconds:
             name, address = self.options.rules.name(0), self.options.coordinator
             what = f"{name} at {address} did not answer in {silent:.0f} s"

@@ -8,7 +8,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.log import log_of
@@ -44,18 +44,22 @@ class Copier:
         """Begin to copy. The thread gets the signal mask of the one that calls."""
         self._thread.start()
 
-    def drain(self, seconds: float) -> None:
-        """Wait until everything that has been printed so far is read, at most so long."""
+    @contextlib.contextmanager
+    def drained(self, seconds: float) -> Iterator[None]:
+        """Wait until everything that has been printed so far is read, at most so long.
+
+        While the block runs, nothing more is read.
+        """
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        with contextlib.ExitStack() as held:
             # The thread keeps the lock while nobody reads the log.
-            if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                return
-            is_empty = not any(map(readable, self._targets))
-            self._lock.release()
-            if is_empty:
-                return
-            time.sleep(0.005)
+            while self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                if time.monotonic() >= deadline or not any(map(readable, self._targets)):
+                    held.callback(self._lock.release)
+                    break
+                self._lock.release()
+                time.sleep(0.005)
+            yield
 
     def close(self, seconds: float) -> None:
         """Copy what is left, after all processes have ended; those that have not are waited for so long."""

@@ -46,6 +46,7 @@ _SIGNS, _LOADERS = 4, 8
 _WORDS = 1000
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _PUBLISH_SECONDS = 5.0
+_MOST_UNTOLD = 100
 _ASKED_PER_SECOND = 20
 # Who asks again within this time gets the same answer, so that nobody keeps the processes busy.
 _RANKS_SECONDS = 5.0
@@ -149,7 +150,9 @@ class Observer:
         self._signing: Future[dict[str, int]] | None = None
         # The highest steps of the run when this worker started.
         self._marks: progress.Marks | None = None
-        self._told_in = self._asked_in = self._bad_in = 0
+        self._told_in = self._asked_in = self._leads_in = self._bad_in = 0
+        # What etcd has not been told yet, because it did not answer.
+        self._untold: deque[Callable[[], object]] = deque(maxlen=_MOST_UNTOLD)
         self._hang, self._cause = "", "hang"
         self._slowest: why.RankState | None = None
         self._bug = ""
@@ -202,21 +205,23 @@ class Observer:
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
+        # What the processes print meanwhile is read afterwards, and counts for this round.
+        with self._copier.drained(_DRAIN_SECONDS):
+            self.publish(last=True)
+            self._blocked = self.keeper.blocked if self.keeper else 0.0
+            self._processes = []
+            self._said.start()
+            known: progress.Marks = self._ask(self._ledger.marks, {})
+            self._progress.start(known, int(facts["world"]))
         # All who are in this round have told of their failures in the last one.
         self._settle_shards()
         self._failure = None
-        self._copier.drain(_DRAIN_SECONDS)
-        self.publish(last=True)
-        self._blocked = self.keeper.blocked if self.keeper else 0.0
-        self._processes = []
-        self._said.start()
-        known: progress.Marks = self._ask(self._ledger.marks, {})
-        self._progress.start(known, int(facts["world"]))
         cause = self.starts.began(facts)
         past = self._history
         if past is not None and self.starts.rank == 0:
             more = self.keeper.round() if self.keeper else {}
-            self._ask(lambda: past.world(self.starts.round, cause, more), None)
+            number = self.starts.round
+            self._tell(lambda: past.world(number, cause, more))
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """The processes have started."""
@@ -227,10 +232,11 @@ class Observer:
         """A process of this worker has failed. Returns the answer for the agent, as report.py has them."""
         when = time.time()
         self._processes = []
-        self._copier.drain(_DRAIN_SECONDS)
+        with self._copier.drained(_DRAIN_SECONDS):
+            words = self.words()
         failure = failures.Failure(
             int(facts["round"]), int(facts["world"]), self._worker, self._node,
-            int(facts["rank"]), int(facts["code"]), when, self.words(),
+            int(facts["rank"]), int(facts["code"]), when, words,
             outside=int(facts["code"]) in _KILLED and not self._hang,
         )  # fmt: skip
         if self._hang:
@@ -245,12 +251,16 @@ class Observer:
         self.starts.because(self._cause if self._hang else "failure")
         self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
         self._failure = failure
-        answer = self._ask(lambda: self._judge(failure), report.GO_ON)
-        return report.STOP if self.verdict else answer
+        answer = self._ask(lambda: self._judge(failure), b"")
+        if not answer:
+            self._untold.append(lambda: self._judge(failure))
+        return report.STOP if self.verdict else answer or report.GO_ON
 
     def tick(self) -> None:
         """Once a second: look at the steps, and at what the others ask for."""
         now = time.monotonic()
+        for _ in range(len(self._untold)):
+            self._tell(self._untold.popleft())
         # All workers together ask some twenty times a second.
         pause = self.starts.world / _ASKED_PER_SECOND
         if self.starts.world > 1 and now >= self._next_follow:
@@ -269,8 +279,9 @@ class Observer:
         limits, round = self._limits, self.starts.round
         silent = hang.overdue(self._progress, limits.hang_seconds, limits.first_seconds, now)
         if silent and self.starts.world and self._told_in != self.starts.count:
-            self._told_in = self.starts.count
-            self._ask(lambda: self._lead(round, silent), None)
+            count = self.starts.count
+            if self._tell(lambda: self._lead(round, silent), again=False):
+                self._told_in = count
         if self.starts.world and not self._hang:
             self._look_for_events()
 
@@ -345,13 +356,17 @@ class Observer:
             self._ledger.stand(asked.round, self._worker, self.ranks())
 
     def _lead(self, round: int, silent: float) -> None:
-        """No step for too long: find out for whom all wait, and have the processes started again."""
+        """No step for too long: find out for whom all wait, and have the processes started again.
+
+        Where etcd does not answer, this is called again.
+        """
         what = f"no step for {silent:.0f} s"
         self._say(f"{what}: the stacks of all processes follow")
-        leads = self._ledger.ask_for_stacks(round)
+        if self._leads_in != round and self._ledger.ask_for_stacks(round):
+            self._leads_in = round
         self._asked_in = round
         self._ledger.stand(round, self._worker, self.ranks())
-        if not leads:
+        if self._leads_in != round:
             return
         world = self.starts.world if self._ledger.shared else 1
         deadline = time.monotonic() + 3 * max(_PUBLISH_SECONDS, world / _ASKED_PER_SECOND)
@@ -468,6 +483,13 @@ class Observer:
             if failure.node != self._node and self._ledger.verdict(failure.node, limit) == "worker":
                 self._ledger.end_node(failure.round, failure.node)
         return report.REFILL if fresh else report.GO_ON
+
+    def _tell(self, action: Callable[[], object], again: bool = True) -> bool:
+        """Tell etcd something. Returns whether it answers; else this is done ``again`` at the next tick."""
+        is_told = self._ask(lambda: (action(), True)[1], False)
+        if again and not is_told:
+            self._untold.append(action)
+        return is_told
 
     def _ask(self, action: Callable[[], Answer], otherwise: Answer) -> Answer:
         """What etcd answers, or what holds without an answer."""

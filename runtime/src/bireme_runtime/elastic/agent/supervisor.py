@@ -52,6 +52,7 @@ from bireme_runtime.process.waiting import BoundedWait
 LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.agent.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
 _ETCD_SECONDS = 2.0
+_RELEASE_SECONDS = 8.0
 _FENCE_SECONDS = 0.25
 _ANSWER_SECONDS = 0.02
 
@@ -259,8 +260,9 @@ class EtcdBackend(Backend):
 
     def release(self) -> None:
         try:
-            for lease in self._leases():
-                self._client.lease_revoke(lease)
+            client = self._client.with_timeout(_RELEASE_SECONDS)
+            for lease in membership.leases_of(client, self._root, self._base) if self._base else ():
+                client.lease_revoke(lease)
         except etcd.EtcdError as error:
             say(f"cannot revoke the lease; it will expire: {error}")
 

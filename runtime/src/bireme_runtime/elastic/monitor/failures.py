@@ -289,7 +289,11 @@ class EtcdLedger(Ledger):
             return False
         compare = [etcd.key_is_unchanged(self._hang, kv.mod_revision if kv else 0)]
         record = json.dumps({"round": round, "node": ""})
-        return self._client.txn(compare, [etcd.put_op(self._hang, record)]).succeeded
+        try:
+            return self._client.txn(compare, [etcd.put_op(self._hang, record)]).succeeded
+        except etcd.Ambiguous:
+            # If etcd has done it, nobody else will lead.
+            return True
 
     def asked(self) -> StackRequest:
         return _asked(self._client.get(self._hang))

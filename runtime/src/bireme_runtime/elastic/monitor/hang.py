@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bireme_runtime.elastic import progress
@@ -22,7 +22,7 @@ _TOLD_SECONDS, _TOLD_TIMES = 600.0, 10.0
 _STACK_SECONDS, _HELD_SECONDS = 6.0, 1.0
 _RECORD_SECONDS = 3.0
 _RECORD_BYTES = 64 << 20
-_PRINT_SECONDS = 0.05
+_PRINT_SECONDS, _TORN_SECONDS = 0.05, 1.0
 # As faulthandler prints a call, and as py-spy does.
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)$')
 _HELD = re.compile(r"^State:\s*([TtD] \(.+\))$", re.MULTILINE)
@@ -65,16 +65,29 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     if not _catches(pid, STACKS_SIGNAL):
         return []
     os.kill(pid, STACKS_SIGNAL)
-    began = time.monotonic()
+    began = changed = time.monotonic()
     printed: list[str] = []
-    # The outermost calls are printed last.
-    while not (frames_of(printed) and len(printed) == len(lines())):
+    while not _are_all(frames_of(printed), time.monotonic() - changed):
         waited = time.monotonic() - began
         if waited > _STACK_SECONDS or (waited > _HELD_SECONDS and held(pid)):
             break
-        printed = lines()
         time.sleep(_PRINT_SECONDS)
-    return lines()
+        before, printed = printed, lines()
+        if len(printed) != len(before):
+            changed = time.monotonic()
+    return printed
+
+
+def _are_all(frames: Sequence[str], quiet: float) -> bool:
+    """Whether these are all calls of a process that has printed nothing for so many seconds.
+
+    The outermost calls are printed last, much later where the process gets no CPU.
+    """
+    return bool(frames) and quiet > (_PRINT_SECONDS if _is_outermost(frames[0]) else _TORN_SECONDS)
+
+
+def _is_outermost(frame: str) -> bool:
+    return frame.startswith(("<module> ", "_run_module_as_main "))
 
 
 def held(pid: int) -> list[str]:
@@ -132,7 +145,7 @@ def frames_of(lines: Iterable[str]) -> list[str]:
             threads[-1][1].insert(0, f"{found['name']} ({found['file']}:{found['line']})")
     for chosen in ('"MainThread"', "", "Current thread"):
         for title, frames in threads:
-            runs = bool(frames) and frames[0].startswith(("<module> ", "_run_module_as_main "))
+            runs = bool(frames) and _is_outermost(frames[0])
             if chosen in title and (chosen or runs):
                 return frames
     return []

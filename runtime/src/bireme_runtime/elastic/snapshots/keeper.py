@@ -141,9 +141,9 @@ class Service:
             if part.part == 0:
                 self._prune(claim)
         except (OSError, fence.Fenced) as error:
-            self._say(f"snapshots: step {part.step} is not on the claim: {error}")
             with contextlib.suppress(OSError):
                 hidden.unlink(missing_ok=True)
+            self._say(f"snapshots: step {part.step} is not on the claim: {error}")
         finally:
             self._flushing.release()
 
