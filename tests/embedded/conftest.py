@@ -12,7 +12,6 @@ import pytest
 from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
 from bireme.clusters.owner import owned
 from bireme.clusters.registry import start_addon
-from bireme.clusters.waiting import until
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.live.deploy import Deployer
@@ -21,7 +20,7 @@ from bireme.plan.instances import Instance
 from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon
-from tests.support import controllers
+from tests.support import controllers, waiting
 
 pytestmark = pytest.mark.embedded
 
@@ -78,4 +77,4 @@ def mpi_operator(
         yield operator
     operator.uninstall()
     cluster.api.delete(mpi_kind)
-    until(lambda: cluster.api.find(mpi_kind) is None, 120, "the kind MPIJob to be gone")
+    waiting.until_gone(cluster.api, mpi_kind)

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from bireme.cli import cli
-from bireme.clusters.api import Api
+from bireme.clusters.api import Api, ApiError
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
@@ -44,6 +44,23 @@ def namespace(cluster: EmbeddedCluster) -> Iterator[str]:
     waiting.until_account(cluster.api, name)
     yield name
     cluster.api.delete(f"{CORE}/{name}")
+
+
+def enforce(api: Api, namespace: str, standard: str) -> None:
+    """Enforce a standard of pod security, and wait until the API server does."""
+    labels = {"pod-security.kubernetes.io/enforce": standard}
+    api.patch(f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
+    container = {"name": "a", "image": "a", "securityContext": {"privileged": True}}
+    privileged = {"metadata": {"name": "privileged"}, "spec": {"containers": [container]}}
+
+    def is_enforced() -> bool:
+        try:
+            api.create(f"{CORE}/{namespace}/pods", privileged, dryRun="All")
+        except ApiError as error:
+            return error.status == 403
+        return False
+
+    waiting.until(is_enforced)
 
 
 @pytest.fixture
@@ -348,8 +365,7 @@ def test_a_quota_that_is_too_small(cluster: EmbeddedCluster, namespace: str, bef
 def test_pods_that_the_namespace_would_refuse(
     cluster: EmbeddedCluster, namespace: str, before: Before
 ) -> None:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    cluster.api.patch(f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
+    enforce(cluster.api, namespace, "restricted")
     options = {"instance": "p4d.24xlarge", "sets": ["workers=2"]}
     assert before("torch-elastic", **options) == []
     options["sets"] = ["workers=2", "pod.hostNetwork=true"]
@@ -415,8 +431,7 @@ def test_a_job_that_has_used_up_its_restarts(
 def test_pods_that_the_namespace_refuses(
     cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
 ) -> None:
-    labels = {"pod-security.kubernetes.io/enforce": "baseline"}
-    cluster.api.patch(f"{CORE}/{namespace}", {"metadata": {"labels": labels}})
+    enforce(cluster.api, namespace, "baseline")
     make_job(cluster, namespace, container={"securityContext": {"privileged": True}})
     waiting.until(lambda: bool(after()))
     assert "cannot make pods" in after()[0].sentence

@@ -16,6 +16,7 @@ from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import ReleaseFactory
 from bireme.tools import Toolbox
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 IN_POD = "persistence.enabled=false"
@@ -57,6 +58,11 @@ def test_its_status_is_there_for_who_may_not_list_jobs(
     }
     binding = {"metadata": {"name": f"{etcd.name}-reader"}, "roleRef": reference, "subjects": [reader]}
     cluster.api.create(f"{rbac}/clusterrolebindings", binding)
+    attributes = {"verb": "list", "resource": "secrets", "namespace": etcd.namespace}
+    user = f"system:serviceaccount:{etcd.namespace}:reader"
+    review = {"spec": {"user": user, "resourceAttributes": attributes}}
+    reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    until(lambda: cluster.api.create(reviews, review)["status"]["allowed"])
     token = cluster.api.create(f"{accounts}/reader/token", {"spec": {"expirationSeconds": 3600}})
     config = yaml.safe_load(cluster.kubeconfig.read_text())
     for user in config["users"]:

@@ -198,7 +198,7 @@ def test_an_api_of_a_pod_that_does_not_answer_hides_no_objects(
     assert len(made.names("pods")) == len(made.names("replicasets")) + 1 == 2
     assert made.differences() == ()
     made.uninstall()
-    assert _status(cluster, asked) == 404
+    until(lambda: _status(cluster, asked) == 404, 60, "the API to be gone")
 
 
 def _status(cluster: Cluster, path: str) -> int:

@@ -17,7 +17,7 @@ from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
-from tests.support import controllers
+from tests.support import controllers, waiting
 from tests.support.tiers import core
 
 Install = Callable[..., InstalledRelease]
@@ -42,7 +42,7 @@ def install(
         if one.exists():
             one.uninstall()
     cluster.api.delete(mpi_kind)
-    until(lambda: cluster.api.find(mpi_kind) is None, 120, "the kind MPIJob to be gone")
+    waiting.until_gone(cluster.api, mpi_kind)
 
 
 @pytest.fixture
@@ -102,7 +102,10 @@ def test_upgrading_the_chart_upgrades_the_kind_and_keeps_the_jobs(
     assert "launcherCreationPolicy" not in cluster.api.get(first)["spec"]
     operator.chart = "mpijob"
     operator.upgrade(helm=helm)
-    assert cluster.api.get(first)["spec"]["launcherCreationPolicy"] == "AtStartup"
+    # The API server serves the old schema until it has heard of the new one.
+    until(
+        lambda: cluster.api.get(first)["spec"].get("launcherCreationPolicy") == "AtStartup", 60, "the schema"
+    )
     second = mpi_job(cluster, here, "later", launcherCreationPolicy="WaitForWorkersReady")
     assert cluster.api.get(second)["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
 
@@ -127,7 +130,7 @@ def test_uninstalling_removes_the_kind_and_its_jobs_if_configured(
     operator = install(here, sets=["crds.keep=false"])
     job = mpi_job(cluster, here)
     operator.uninstall()
-    until(lambda: cluster.api.find(mpi_kind) is None, 120, "the kind MPIJob to be gone")
+    waiting.until_gone(cluster.api, mpi_kind)
     assert cluster.api.find(job) is None
 
 

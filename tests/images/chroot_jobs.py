@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 from rootfs import Rootfs, enter, load_rootfs
 
 from bireme.core.paths import Paths
+from tests.runtime.etcd_servers import free_port
 
 PATHS = Paths.discover(start=Path(__file__))
 
@@ -139,14 +139,8 @@ def torchrun(processes: int) -> list[str]:
     """The command line of torchrun, by address because this machine's name cannot be resolved inside."""
     rendezvous = [
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--local-addr=127.0.0.1",
     ]
     options = [f"--nproc-per-node={processes}", "--max-restarts=5", "--monitor-interval=0.2"]
     return ["python3", "-c", TORCHRUN, *options, *rendezvous]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -210,7 +210,7 @@ def test_a_process_whose_peer_hangs_ends_soon_after_sigterm(start_in: Start, tmp
     job.signal(0, signal.SIGTERM)
     began = time.monotonic()
     job.wait_until(lambda: not job.is_alive(0), "end of rank 0")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     job.signal(1, signal.SIGCONT)
     assert job.status() == 0, job.output
 

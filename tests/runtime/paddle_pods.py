@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bireme_runtime.paddle.run import Client
 from tests.runtime.etcd_servers import free_port
+from tests.support.processes import gone
 
 SOURCE = Path(__file__).parents[2] / "runtime" / "src"
 SECONDS = 120
@@ -98,6 +99,8 @@ class PaddleJob:
         for pid in (supervisor.pid, *map(int, children)):
             os.kill(pid, signal.SIGKILL)
         supervisor.wait()
+        # Until then the script keeps its port.
+        self.until(lambda: all(gone(int(pid)) for pid in children), "the script to end")
 
     def terminate(self, role: str, index: int) -> None:
         """Send SIGTERM to a supervisor."""

@@ -40,7 +40,9 @@ def secret(server: EtcdServer) -> dict[str, str]:
 
 
 def client(server: EtcdServer, username: str, password: str) -> etcd.Client:
-    return etcd.Client(etcd.parse_endpoints(server.endpoint), etcd.Credentials(username, password))
+    return etcd.Client(
+        etcd.parse_endpoints(server.endpoint), etcd.Credentials(username, password), timeout=20
+    )
 
 
 def test_setting_up_users_turns_authentication_on_and_a_repetition_changes_nothing(

@@ -28,7 +28,7 @@ def server(new_etcd: Callable[..., EtcdServer]) -> EtcdServer:
 
 
 def client_of(server: EtcdServer) -> etcd.Client:
-    return etcd.Client(etcd.parse_endpoints(server.endpoint))
+    return etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=20)
 
 
 def run(server: EtcdServer, *arguments: str, **env: str) -> int:

@@ -622,9 +622,12 @@ def test_names_of_datasets_are_bounded(brief: Dispatchers) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", brief.ports[0])
     said: list[tuple[int, bytes]] = []
     for number in range(MOST_DATASETS + 1):
-        connection.request("POST", f"/v1/name-{number}/settle", b"{}")
-        answer = connection.getresponse()
-        said.append((answer.status, answer.read()))
+        status, text = 503, b""
+        while status == 503:  # until etcd answers
+            connection.request("POST", f"/v1/name-{number}/settle", b"{}")
+            answer = connection.getresponse()
+            status, text = answer.status, answer.read()
+        said.append((status, text))
     *taken, (status, sentence) = said
     assert {each for each, _ in taken} == {200}
     assert (status, b"delete those that are over" in sentence) == (400, True)

@@ -56,7 +56,11 @@ def test_it_ends_the_run_where_the_policy_is_fail(start: Start, on_etcd: dict[st
 
 
 def test_it_is_only_told_without_a_policy(start: Start) -> None:
-    until_told = "while not pathlib.Path('go').exists():\n    time.sleep(0.05)\n"
+    until_told = """
+while not pathlib.Path('go').exists():
+    print('step 30 loss: nan', flush=True)
+    time.sleep(0.05)
+"""
     worker = start(BECOMES_NAN.replace("1200", "30") + until_told)
     worker.wait_for("the loss is NaN or infinite")
     (worker.folder / "go").touch()

@@ -208,7 +208,7 @@ def test_a_run_that_had_finished_ends_although_etcd_is_older(
 
 def test_a_client_notices_younger_data_and_those_of_a_restored_snapshot(new_etcd: NewEtcd) -> None:
     server = new_etcd().start()
-    client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=1)
+    client = etcd.Client(etcd.parse_endpoints(server.endpoint), timeout=60)
     for _ in range(5):
         client.put("/a", "b")
     assert client.history.losses == 0

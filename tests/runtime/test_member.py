@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -18,6 +19,7 @@ from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import member
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.support.rendered import the
+from tests.support.waiting import until
 
 
 class Pods:
@@ -102,7 +104,16 @@ class Pods:
                 time.sleep(0.05)
 
     def kept(self) -> list[str]:
-        return [kv.key for kv in self.client().range("/").keys]
+        found: list[str] = []
+
+        def are_read() -> bool:
+            with contextlib.suppress(etcd.EtcdError):
+                found[:] = [kv.key for kv in self.client().range("/").keys]
+                return True
+            return False
+
+        until(are_read, what="a member to take a read")
+        return found
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from bireme_runtime.mpi.world import MpiWorld
 from bireme_runtime.process.errors import Stop
 from bireme_runtime.process.exits import CONFIG
 from tests.runtime.etcd_servers import RUNTIME
+from tests.support.waiting import until
 
 WORLD = MpiWorld(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
 VARIABLES = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
@@ -109,7 +110,7 @@ def test_a_worker_counts_while_its_sshd_answers_and_its_connection_stands() -> N
             assert not is_broken(calling)
             assert not is_broken(calling)
             answering.close()
-            assert is_broken(calling)
+            until(lambda: is_broken(calling), what="the end of the connection")
     assert greet("127.0.0.1", port) is None
 
 

@@ -194,6 +194,7 @@ def test_the_launcher_tells_a_web_hook_how_the_run_has_ended(
     env = {**hook.environment(3, starts=3), "STATUS": status}
     code, output = launcher(pod, sshd.port, horovodrun=HOROVODRUN, **env)
     assert code == int(status), output
+    until(lambda: hook.messages, what="the message")
     (message,) = hook.messages
     assert message["outcome"] == outcome
     assert hook.secret not in output

@@ -277,7 +277,8 @@ def test_the_timeout_of_each_request_applies_on_a_kept_connection(run: Run) -> N
 def test_whoever_has_not_the_token_of_the_release_changes_nothing_of_a_run(run: Run, tmp_path: Path) -> None:
     port = free_port()
     server = serve(run, port, "secret")
-    stranger, mine = Client(f"127.0.0.1:{port}"), Client(f"127.0.0.1:{port}", token="secret")
+    address = f"127.0.0.1:{port}"
+    stranger, mine = Client(address, seconds=60), Client(address, seconds=60, token="secret")
     write_whole(tmp_path / "pass-00000/done", json.dumps({"passes": 1}))
     for index in range(2):
         with pytest.raises(Unreachable, match="needs the token of the release"):

@@ -121,7 +121,7 @@ def test_workers_that_hang_start_again(job: PaddleJob, start: Callable[..., None
     (tmp_path / "hang").touch()
     start(0, BIREME_HANG_SECONDS="5")
     start(1)
-    job.until(both_train(job, 1), "both workers to train")
+    job.until(lambda: all(job.trained(index) for index in (0, 1)), "both workers to train")
     job.until(
         lambda: "no worker has printed anything for 5 s" in job.log("collective", 1), "the hang to be seen"
     )

@@ -173,7 +173,7 @@ def test_trainer_0_that_goes_before_its_first_shard_saves_nothing(
 def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job: TrainingJob, how: signal.Signals
 ) -> None:
-    job.start_until_trained(SHARDS + 1, BIREME_LOST_SECONDS="5")
+    job.start_until_trained(SHARDS + 1, BIREME_LOST_SECONDS="15")
     job.unhold("shard-0")
     job.until(lambda: job.status()[0]["done"] == SHARDS - 1, "all but the shard of trainer 1 to be trained")
     job.hold("pull-0")
@@ -182,7 +182,7 @@ def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job.lose("trainer", 0, how, meanwhile="pull-0")
     if how == signal.SIGKILL:
         # Longer than a trainer may be silent: the other trainer alone does not end the job.
-        time.sleep(7)
+        time.sleep(17)
     assert not (job.output / "done").exists()
     job.start("trainer", 0)
     job.ends_well()

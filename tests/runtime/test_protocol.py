@@ -590,7 +590,7 @@ def test_a_member_that_goes_after_it_has_finished_interrupts_nobody(make: Make) 
     a, b, replacement = make(0), make(1), make(2)
     join_all(a, b)
     a.all_finished()
-    time.sleep(0.2)
+    until(lambda: b._view.whole and b._view.finished, what="b to hear that a has finished")
     a.leave()
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(replacement.join)

@@ -75,7 +75,10 @@ def server(new_etcd: Callable[..., EtcdServer]) -> EtcdServer:
 
 @pytest.fixture
 def members(server: EtcdServer) -> Iterator[list[Rendezvous]]:
-    settings = RunSettings("run", 1, N, first_nodes=N, join_timeout=120, settle_timeout=0)
+    # The leases outlast a machine that stands still.
+    settings = RunSettings(
+        "run", 1, N, first_nodes=N, join_timeout=120, settle_timeout=0, keep_alive_max_attempt=100
+    )
     endpoints = etcd.parse_endpoints(server.endpoint)
 
     def make(slot: int) -> Rendezvous:

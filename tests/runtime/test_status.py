@@ -21,15 +21,15 @@ from bireme.live.worker_status import WorkerStatus, worker_answers
 from bireme_runtime.elastic import progress
 from tests.runtime.etcd_servers import free_port
 from tests.runtime.told import Proxy, elastic_job, ready_pod
-from tests.runtime.workers import Start, Worker
+from tests.runtime.workers import KNOWN, Start, Worker
 from tests.support import waiting
 
-FAILS_TWICE = """
+FAILS_TWICE = (
+    KNOWN
+    + """
 n = pathlib.Path('n')
 starts = int(n.read_text()) + 1 if n.exists() else 1
 n.write_text(str(starts))
-# The supervisor forgets what was printed before it knows of the start.
-time.sleep(2)
 for step in range(1 if starts == 1 else 8, 10 + starts):
     print(f'step {step}', flush=True)
     time.sleep(0.02)
@@ -38,6 +38,7 @@ if starts < 3:
 pathlib.Path('trains').touch()
 time.sleep(600)
 """
+)
 
 
 def told(api: Api, port: int) -> WorkerStatus | None:
@@ -116,8 +117,8 @@ def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, 
     port = free_port()
     second = start("", **{**on_etcd, "PET_RDZV_ID": "run-2"}, BIREME_LOCK="ns/job",
                    BIREME_METRICS_PORT=str(port))  # fmt: skip
-    found = until(api, port, second, lambda found: found.waits)
-    assert found.waits == "run run to end: it trains with 1 workers"
+    words = "run run to end: it trains with 1 workers"
+    until(api, port, second, lambda found: found.waits == words)
 
 
 def test_a_worker_that_is_left_over_is_named_as_a_spare(

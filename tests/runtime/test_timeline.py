@@ -16,14 +16,15 @@ from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, free_port
 from tests.runtime.told import elastic_job, ready_pod
-from tests.runtime.workers import Start
+from tests.runtime.workers import KNOWN, Start
 
 # Rank 0 prints steps, from its checkpoint on; the file `fail` makes the process of that worker fail once. A
 # restart takes two seconds, so that it costs time even if the checkpoint has the last step.
-STEPS = """
+STEPS = (
+    KNOWN
+    + """
 folder, place = pathlib.Path(sys.argv[0]).parent, os.environ['GROUP_RANK']
 save = folder.parent / 'checkpoint'
-# The supervisor forgets what was printed before it knows of the start.
 time.sleep(2)
 step = int(save.read_text()) if save.exists() else 0
 while not (folder.parent / 'end').exists():
@@ -38,6 +39,7 @@ while not (folder.parent / 'end').exists():
         (folder / 'fail').unlink()
         raise ValueError('the shape is wrong')
 """
+)
 
 
 def read(api: Api, port: int) -> Timeline | None:
@@ -99,17 +101,19 @@ def test_the_first_step_of_a_replaced_worker_tells_what_was_lost(
 ) -> None:
     port = free_port()
     env = {**on_etcd, "BIREME_METRICS_PORT": str(port), "JOB_COMPLETION_INDEX": "0"}
-    counts = """
-time.sleep(2)
-for step in range({}, 6000):
-    print(f'step {{step}}', flush=True)
+    counts = (
+        KNOWN
+        + """
+for step in range(FIRST, 6000):
+    print(f'step {step}', flush=True)
     time.sleep(0.05)
 """
-    killed = start(counts.format(1), **env, BIREME_NODE="node-a")
+    )
+    killed = start(counts.replace("FIRST", "1"), **env, BIREME_NODE="node-a")
     until(api, port, lambda run: run.worlds[-1].steps[-1:] != () and run.worlds[-1].steps[-1][1] > 40)
     killed.process.send_signal(signal.SIGTERM)
     killed.end()
-    start(counts.format(30), **env, BIREME_NODE="node-b")
+    start(counts.replace("FIRST", "30"), **env, BIREME_NODE="node-b")
     run = until(api, port, lambda run: len(run.worlds) == 2 and run.worlds[1].steps != ())
     assert run.worlds[1].why == "worker 0 moved to another node"
     assert run.worlds[1].steps[0][1] == 30

@@ -13,6 +13,18 @@ from tests.runtime.etcd_servers import RUNTIME
 TINY = Path(__file__).with_name("tiny_torchrun.py")
 MAIN = f"import sys; from bireme_runtime.elastic.agent import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
 
+# For scripts of a worker with BIREME_METRICS_PORT: what is printed before its supervisor knows of the start
+# is forgotten.
+KNOWN = """
+import json, urllib.request
+def supervisors_round():
+    address = f"http://127.0.0.1:{os.environ['BIREME_METRICS_PORT']}/v1/status"
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        return json.load(answer)["round"]
+while "BIREME_METRICS_PORT" in os.environ and supervisors_round() != int(os.environ["BIREME_ROUND"]):
+    time.sleep(0.05)
+"""
+
 
 class Worker:
     """One supervised worker, as a pod runs it."""

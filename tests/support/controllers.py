@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import threading
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -48,10 +50,42 @@ def running(cluster: Cluster, deployment: str, namespace: str, program: Path) ->
         controller = programs.start(folder, program, container.get("args", ()), environment)
         try:
             controller.wait_ready(_probe(container), _READY_SECONDS)
-            yield controller
+            with _started_again(controller, environment):
+                yield controller
             controller.check_alive()
         finally:
             controller.stop()
+
+
+@contextlib.contextmanager
+def _started_again(controller: programs.Program, environment: Mapping[str, str]) -> Iterator[None]:
+    """Start a controller again that could not renew its lease in time, as a kubelet does.
+
+    The MPI operator gives up after 5 s, for which a busy machine may stand still.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.2):
+            said = controller.log.read_text(errors="replace")[-20_000:]
+            if controller.has_ended() and "Leader election stopped" in said:
+                with controller.log.open("ab") as output:
+                    controller.process = subprocess.Popen(
+                        controller.process.args,
+                        env={**environment, "HOME": str(controller.log.parent)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        start_new_session=True,
+                    )
+
+    kubelet = threading.Thread(target=look, daemon=True)
+    kubelet.start()
+    try:
+        yield
+    finally:
+        over.set()
+        kubelet.join()
 
 
 def _token(cluster: Cluster, account: str, namespace: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import uuid
 from collections.abc import Callable
 
 import pytest
 
-from bireme.clusters.api import Api
+from bireme.clusters.api import Api, ApiError
 
 
 def until(
@@ -25,6 +27,22 @@ def until(
                 f"gave up waiting for {what if isinstance(what, str) else what()} after {seconds:g} s"
             )
         time.sleep(every)
+
+
+def until_gone(api: Api, definition: str) -> None:
+    """Return once a definition that was deleted is gone.
+
+    An API server that has just learnt the kind may delete it only after another write.
+    """
+
+    def is_gone() -> bool:
+        found = api.find(definition)
+        if found and "deletionTimestamp" in found["metadata"]:
+            with contextlib.suppress(ApiError):
+                api.patch(definition, {"metadata": {"annotations": {"tests/again": uuid.uuid4().hex}}})
+        return found is None
+
+    until(is_gone, what=f"{definition} to be gone", every=1)
 
 
 def until_account(api: Api, namespace: str) -> None:

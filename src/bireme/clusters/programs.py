@@ -19,9 +19,9 @@ _STOP_SECONDS = 20
 _LINES_KEPT = 20
 
 
-@dataclass(frozen=True)
+@dataclass
 class Program:
-    """A program that runs; ``log`` has its output."""
+    """A program that runs; ``log`` has its output. Who starts it again replaces ``process``."""
 
     process: subprocess.Popen[bytes]
     log: Path

@@ -35,7 +35,8 @@ def report(what: str, job: Any, since: float, name: str, world: int) -> None:
     start = job.wait_for(name, "start", since, world=world)
     step = job.wait_for(name, "step", start["time"])
     imported = [note for note in job.notes(name, "imported", since) if note["time"] <= start["time"]][-1]
-    rounds = [moment for moment, _ in job.rounds if since < moment < imported["time"]]
+    # What watches the rounds may have been late.
+    rounds = [moment for moment, _ in job.rounds if since < moment < imported["time"]] or [imported["time"]]
     moments = {"first world": rounds[0], "its world": rounds[-1]}
     moments |= {note["event"]: note["time"] for note in (imported, start, step)}
     print(f"\n{what}:", ", ".join(f"{event} {moment - since:.1f} s" for event, moment in moments.items()))
