@@ -20,10 +20,12 @@ from tests.support.api_server import Quiet, serving, write_kubeconfig
 
 
 class BusyServer(ThreadingHTTPServer):
-    """Answers 429 as many times as it is told to, then the object; counts what it is asked."""
+    """Refuses as many times as it is told to, then gives the object; counts what it is asked."""
 
     busy = 0
     asked = 0
+    status = 429
+    words = "storage is (re)initializing"
 
 
 class Answer(Quiet):
@@ -32,13 +34,13 @@ class Answer(Quiet):
         assert isinstance(server, BusyServer)
         server.asked += 1
         is_busy = server.asked <= server.busy
-        body = json.dumps(
-            {"message": "storage is (re)initializing"} if is_busy else {"kind": "Node"}
-        ).encode()
+        body = json.dumps({"message": server.words} if is_busy else {"kind": "Node"}).encode()
         if is_busy:
-            self.answer(body, 429, Retry_After="0")
+            self.answer(body, server.status, Retry_After="0")
         else:
             self.answer(body)
+
+    do_POST = do_GET
 
 
 @pytest.fixture
@@ -64,6 +66,32 @@ def test_a_server_that_stays_busy_is_named_with_its_reason(api: Api, server: Bus
         api.get("/api/v1/nodes/n")
     assert refusal.value.status == 429
     assert server.asked == 10
+
+
+def test_a_server_whose_etcd_chooses_a_leader_is_asked_again_but_for_what_could_be_there_twice(
+    api: Api, server: BusyServer
+) -> None:
+    server.busy, server.status, server.words = 2, 500, "etcdserver: leader changed"
+    assert api.get("/api/v1/nodes/n") == {"kind": "Node"}
+    assert server.asked == 3
+    server.asked = 0
+    with pytest.raises(ApiError, match="leader changed"):
+        api.create("/api/v1/nodes", {})
+    assert server.asked == 1
+
+
+def test_an_answer_that_breaks_off_is_told_in_a_sentence(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(self: Answer) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "1000")
+        self.end_headers()
+        self.wfile.write(b"{")
+
+    monkeypatch.setattr(Answer, "do_GET", cut)
+    with pytest.raises(ApiError, match="was lost in the middle"):
+        api.get("/api/v1/nodes/n")
+    with pytest.raises(ApiError, match="was lost in the middle"):
+        api.proxied("default", "pod", 80, "v1/status", 5)
 
 
 def test_a_server_that_takes_connections_and_says_nothing_is_given_up(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bireme.autoscale.failures import first_failure
+from bireme.autoscale.failures import FirstFailures, first_failure
+from bireme.clusters.api import ApiError
 from bireme.core.labels import FAILURE_ANNOTATION
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: loss is NaN'
@@ -40,6 +41,40 @@ def test_the_pod_that_failed_first_is_kept_with_its_node_and_its_traceback() -> 
         "2026-11-29T03:10:05Z mnist-r1-37 on node-of-mnist-r1-37: container trainer ended"
     )
     assert first.endswith(TRACEBACK)
+
+
+def test_one_that_failed_before_it_and_is_seen_after_it_takes_its_place_once() -> None:
+    kept = job("2026-11-29T03:10:07Z mnist-r1-1 on node: it failed")
+    pods = [ended("mnist-r1-1", "03:10:07"), ended("mnist-r1-37", "03:10:05")]
+    pods[1]["metadata"]["uid"] = "late"
+    assert first_failure(kept, pods, {"late"}).startswith("2026-11-29T03:10:05Z mnist-r1-37 ")
+    assert first_failure(kept, pods) == "", "it was there at the look before"
+
+
+class Refuses:
+    """An API server with one failed pod that does not take the first change."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def among(self, namespaces: Any, group: str, plural: str, **query: str) -> list[dict[str, Any]]:
+        pod = ended("mnist-r1-1", "03:10:07")
+        pod["metadata"]["uid"] = "1"
+        return [pod] if plural == "pods" else [job()]
+
+    def patch(self, *_: Any, **__: Any) -> None:
+        self.changes += 1
+        if self.changes == 1:
+            raise ApiError(500, "etcdserver: leader changed")
+
+
+def test_a_failure_that_could_not_be_kept_is_kept_at_the_next_look() -> None:
+    api, told = Refuses(), list[str]()
+    looks = FirstFailures(api, told.append, ())  # type: ignore[arg-type]
+    for _ in range(3):
+        looks.once()
+    assert api.changes == 2
+    assert told == ["vision/mnist-r1: its failure is not kept: etcdserver: leader changed"]
 
 
 def test_pods_of_others_and_pods_that_were_evicted_did_not_fail() -> None:

@@ -12,8 +12,11 @@ import pytest
 from bireme.clusters.api import Api, ApiError
 from bireme.core.manifests import Manifest
 from bireme.live import observe as observing
+from bireme.live.deploy import Deployer
 from bireme.live.observe import Difference, Observation, check, compare, observe
 from bireme.live.pods import NodeState, ObservedPod, observed_pod, shorten
+from bireme.live.queue_position import UNSEEN, QueuePosition
+from bireme.plan.queues import Queued
 from bireme.plan.topology import Plan, Totals, expand
 from bireme.plan.workloads.model import ObservedWorkload, PodPlan, WorkloadPlan
 
@@ -413,6 +416,19 @@ def test_a_pod_that_the_scheduler_has_not_looked_at_is_waited_for(
     monkeypatch.setattr(observing, "_UNCHANGED_SECONDS", 0.1)
     found = observing.wait(AnsweringCluster(Answers(), "embedded"), plan)  # type: ignore[arg-type]
     assert (found.differences == ()) is waits
+
+
+@pytest.mark.parametrize(("why", "is_held"), [(UNSEEN, False), ("insufficient quota", True)])
+def test_a_queue_that_has_not_seen_a_job_does_not_hold_it(
+    monkeypatch: pytest.MonkeyPatch, why: str, is_held: bool
+) -> None:
+    waits = Queued("Job", "imagenet-r1", "training", "", 2, {}, ("imagenet-r1",))
+    plan = replace(plan_of(job()), queued=(waits,))
+    position = QueuePosition("Job", "imagenet-r1", "training", "waiting", why)
+    monkeypatch.setattr("bireme.live.deploy.queue_positions", lambda *_: (position,))
+    nothing: Any = None
+    deployer = Deployer(AnsweringCluster(Answers()), nothing, nothing, {})  # type: ignore[arg-type]
+    assert deployer._is_held(plan, compare(plan, [])) is is_held
 
 
 CONTAINERS = {"containers": [{"name": "main", "image": "a"}]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,8 +31,9 @@ class FirstFailures:
         uids = {pod["metadata"]["uid"] for pod in failed}
         are_new = uids - self._seen
         jobs = api.among(where, "/apis/batch/v1", "jobs", labelSelector=OURS) if are_new else []
+        unkept: set[str] = set()
         for job in jobs:
-            about, failure = job["metadata"], first_failure(job, failed)
+            about, failure = job["metadata"], first_failure(job, failed, are_new)
             path = f"/apis/batch/v1/namespaces/{about['namespace']}/jobs/{about['name']}"
             change = {"metadata": {"annotations": {FAILURE_ANNOTATION: failure}}}
             try:
@@ -40,13 +41,18 @@ class FirstFailures:
                     api.patch(path, change, MERGE_PATCH, fieldManager=MANAGER)
             except ApiError as error:
                 self._tell_once(f"{about['namespace']}/{about['name']}: its failure is not kept: {error}")
-        self._seen = uids
+                # Again at the next look, unless this is for good.
+                unkept |= set() if error.status in (403, 404) else are_new
+        self._seen = uids - unkept
 
 
-def first_failure(job: Mapping[str, Any], failed: Iterable[Mapping[str, Any]]) -> str:
+def first_failure(
+    job: Mapping[str, Any], failed: Iterable[Mapping[str, Any]], are_new: Collection[str] = ()
+) -> str:
     """What the annotation of ``job`` has to become, beginning with the time; empty where it may stay.
 
-    A later failure takes the place of the one that is kept. Pods that were evicted did not fail.
+    A later failure takes the place of the one that is kept, and so does one that ended shortly before it and
+    is seen only now: its identity is in ``are_new``. Pods that were evicted did not fail.
     """
     about = job["metadata"]
     kept = _time((about.get("annotations") or {}).get(FAILURE_ANNOTATION, "").partition(" ")[0])
@@ -54,7 +60,11 @@ def first_failure(job: Mapping[str, Any], failed: Iterable[Mapping[str, Any]]) -
     for pod in failed:
         own = controller_of(pod) == ("Job", about["name"]), pod["metadata"]["namespace"] == about["namespace"]
         seen = observed_pod(pod)
-        if all(own) and not seen.ousted and seen.ended and _time(seen.ended) > kept + _TOGETHER:
+        if not all(own) or seen.ousted or not seen.ended:
+            continue
+        when = _time(seen.ended)
+        is_late = kept - _TOGETHER <= when < kept and pod["metadata"].get("uid") in are_new
+        if when > kept + _TOGETHER or is_late:
             found.append(f"{seen.ended} {seen.name} on {seen.node}: {seen.reason}\n{seen.last_words}".strip())
     return min(found, default="")
 

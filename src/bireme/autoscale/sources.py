@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
 
@@ -153,7 +154,7 @@ def query(prometheus: str, text: str) -> float:
         if len(result) != 1:
             raise BiremeError(f"the query {text!r} gives {len(result)} series; write it so that it gives one")
         return _number(result[0]["value"][1], text)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise BiremeError(f"Prometheus at {prometheus} gives nothing for {text!r}: {error}") from error
 
 

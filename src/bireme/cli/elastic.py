@@ -11,7 +11,6 @@ import uuid
 import click
 
 from bireme.cli.options import App, a_namespace, cli, pass_app, target_options
-from bireme.core.errors import BiremeError
 from bireme.workbench import Target
 
 _LEASE = "bireme-autoscaler"
@@ -79,9 +78,10 @@ def autoscale_command(
     Example: bireme autoscale --dry-run
     """
     from bireme.autoscale.controller import Controller
-    from bireme.autoscale.lease import Lease
+    from bireme.autoscale.lease import SECONDS, Lease
     from bireme.autoscale.sources import WORKER_SECONDS
     from bireme.clusters.api import Api
+    from bireme.clusters.waiting import until
     from bireme.live import pod_http
 
     api = Api(None) if _is_in_a_pod(target) else app.cluster(target).api
@@ -90,14 +90,18 @@ def autoscale_command(
     lease = None if dry_run else Lease(api, lease_namespace, _LEASE, holder)
     controller = Controller(api, ask, _tell, lease, namespaces, dry_run, prometheus, ill_nodes)
     if once or dry_run:
-        if not controller.leads():
-            raise BiremeError(
-                "another controller resizes the jobs of this cluster: leave --once to it, or end it"
-            )
-        if not controller.once():
-            click.echo("nothing changes", err=True)
-        if lease:
-            lease.release()
+        # One that has died is told by its silence from one that lives.
+        until(
+            controller.leads,
+            SECONDS + 1,
+            "another controller, which resizes the jobs of this cluster: leave --once to it, or end it",
+        )
+        try:
+            if not controller.once():
+                click.echo("nothing changes", err=True)
+        finally:
+            if lease:
+                lease.release()
         return
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

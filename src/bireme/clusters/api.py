@@ -123,7 +123,7 @@ class Api:
         url = f"/api/v1/namespaces/{namespace}/{kind}/{name}:{port}/proxy/{path}"
         response = self._send("GET", url, seconds=seconds)
         try:
-            answer = json.loads(response.data)
+            answer = json.loads(_body(response))
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
@@ -205,8 +205,11 @@ class Api:
             except urllib3.exceptions.HTTPError as error:
                 raise ApiError(0, f"the cluster at {self.server} does not answer: {_cause(error)}") from error
             # A busy server, or one that prepares a new CustomResourceDefinition, says when to ask again.
-            wait = response.headers.get("Retry-After", "")
-            if response.status != 429 or not wait.isdigit() or attempt == _BUSY_TRIES - 1:
+            wait = response.headers.get("Retry-After", "") if response.status == 429 else ""
+            if response.status == 500 and verb != "POST" and b"etcdserver: " in _body(response):
+                # Its etcd chooses a leader. What POST makes could be there twice.
+                wait = "1"
+            if not wait.isdigit() or attempt == _BUSY_TRIES - 1:
                 break
             response.drain_conn()
             time.sleep(int(wait))
@@ -215,8 +218,17 @@ class Api:
         return response
 
 
+def _body(response: Any) -> bytes:
+    import urllib3
+
+    try:
+        return bytes(response.data)
+    except urllib3.exceptions.HTTPError as error:
+        raise ApiError(0, f"the connection to the cluster was lost in the middle: {_cause(error)}") from error
+
+
 def _object(response: Any) -> dict[str, Any]:
-    answer = json.loads(response.data)
+    answer = json.loads(_body(response))
     return answer if isinstance(answer, dict) else {}
 
 
@@ -247,7 +259,7 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
 
 
 def _refusal(verb: str, path: str, response: Any) -> str:
-    body = response.data
+    body = _body(response)
     try:
         message = json.loads(body).get("message") or response.reason
     except (ValueError, AttributeError):

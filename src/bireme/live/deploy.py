@@ -24,7 +24,14 @@ from bireme.live.doctor import Doctor
 from bireme.live.observe import Difference, Observation
 from bireme.live.pod_http import metrics_port, through_the_api
 from bireme.live.pods import ObservedPod
-from bireme.live.queue_position import QueuePosition, are_held, leave, queue_positions, without_waiting
+from bireme.live.queue_position import (
+    UNSEEN,
+    QueuePosition,
+    are_held,
+    leave,
+    queue_positions,
+    without_waiting,
+)
 from bireme.live.release import NoRelease, Release, Releases, Revision
 from bireme.live.shards import Shards, shards
 from bireme.live.summary import Summary, summary
@@ -336,9 +343,10 @@ class Deployer:
         return found, without_waiting(differences, plan.queued, found)
 
     def _is_held(self, plan: Plan, differences: tuple[Difference, ...]) -> bool:
-        """Whether only queues keep the plan from being reached, and no job is preempted for it meanwhile."""
+        """Whether only queues that know of it keep the plan from being reached, and preempt no job for it."""
         waits, left = self._queues(plan, differences) if plan.queued else ((), ())
-        return are_held(left, waits) and not any("preempt" in each.why.lower() for each in waits)
+        is_settled = not any(each.why == UNSEEN or "preempt" in each.why.lower() for each in waits)
+        return are_held(left, waits) and is_settled
 
     def _foreseen(self, live: Release, wanted: RenderRequest) -> Changes:
         return changes(live.manifests, self._upgrade(wanted), wanted.namespace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from typing import Any
 
 from bireme.clusters.api import Api, ApiError
@@ -39,7 +40,7 @@ def directly(seconds: float) -> Ask:
         try:
             with urllib.request.urlopen(f"http://{host}:{port}/{path}", timeout=seconds) as answer:
                 found = json.load(answer)
-        except (OSError, ValueError):
+        except (OSError, HTTPException, ValueError):
             return None
         return found if isinstance(found, dict) else None
 

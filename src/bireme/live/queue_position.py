@@ -13,6 +13,7 @@ from bireme.live.pods import shorten
 from bireme.plan.queues import POD_GROUP, Queued
 from bireme.plan.workloads.model import true_conditions
 
+UNSEEN = "Kueue has not seen it yet: is there such a queue?"
 _GROUP = "/apis/kueue.x-k8s.io/v1beta2"
 
 
@@ -93,9 +94,7 @@ def _position(job: Queued, workloads: list[dict[str, Any]], line: Mapping[str, l
     by_age = sorted(workloads, key=lambda each: str(each["metadata"]["creationTimestamp"]))
     open_ones = [each for each in by_age if "Finished" not in true_conditions(each)]
     if not by_age:
-        return QueuePosition(
-            job.kind, job.name, job.queue, "waiting", "Kueue has not seen it yet: is there such a queue?"
-        )
+        return QueuePosition(job.kind, job.name, job.queue, "waiting", UNSEEN)
     if not open_ones:
         return QueuePosition(job.kind, job.name, job.queue, "finished")
     admitted = [each for each in open_ones if "Admitted" in true_conditions(each)]
