@@ -10,6 +10,8 @@ import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -521,3 +523,88 @@ def test_the_ledger_in_etcd_keeps_the_last_rounds(shared_etcd: EtcdServer, prefi
     ledger.add(failure(31, "a"))
     other.advance({"step": [5]})
     assert [each.round for each in other.recent()] == [31]
+
+
+# --- an etcd that stands still at the wrong moment ---
+
+NO_ANSWER = etcd.Unavailable("no answer")
+
+
+def stalling(**answers: Any) -> Any:
+    """A ledger that answers these calls so, one after another. An exception stands for no answer."""
+    ledger = mock.Mock(wraps=failures.Ledger(), shared=True)
+    for name, told in answers.items():
+        getattr(ledger, name).side_effect = told
+    return ledger
+
+
+def observing(ledger: Any, **limits: Any) -> Observer:
+    watcher = Observer(ledger, progress.Progress(), "0", "a", Limits(5, 300, **limits), lambda line: None)
+    watcher.starting({"round": 1, "rank": 0, "world": 2})
+    return watcher
+
+
+def test_a_worker_that_starts_tells_its_node_and_asks_whether_it_may_until_etcd_answers() -> None:
+    ledger = stalling(enter=[NO_ANSWER, None], excluded=[NO_ANSWER, {"a": "five failures"}, {}])
+    watcher = Observer(ledger, progress.Progress(), "0", "a", Limits(5, 300), lambda line: None)
+    watcher.enter()
+    assert watcher.excluded() == "five failures"
+    watcher.tick()
+    assert ledger.enter.call_count == 2
+
+
+def test_a_worker_tells_where_it_stands_until_etcd_hears_it() -> None:
+    ledger = stalling(stand=[NO_ANSWER, None], asked=lambda: failures.StackRequest(1))
+    watcher = observing(ledger)
+    for _ in range(4):
+        watcher.tick()
+        time.sleep(0.2)  # longer than a worker of two waits between two questions
+    assert ledger.stand.call_count == 2
+
+
+def test_a_node_is_excluded_also_where_its_worker_ends_before_etcd_answers() -> None:
+    ledger = stalling(exclude=[NO_ANSWER, None], asked=lambda: failures.StackRequest(1, "a"))
+    watcher = observing(ledger, exclude_seconds=60.0)
+    watcher.start()
+    watcher.tick()
+    assert watcher.verdict == "worker"
+    watcher.close()
+    assert ledger.exclude.call_count == 2
+
+
+def test_a_hang_that_is_found_when_its_round_has_ended_blames_nobody_of_the_next() -> None:
+    ledger = stalling(stands=lambda round: (2, []))
+    watcher = observing(ledger, hang_seconds=1.0)
+    watcher._hang = "no step for 600 s"
+    watcher.starting({"round": 2, "rank": 0, "world": 2})
+    watcher.failed({"round": 2, "world": 2, "rank": 0, "code": 1})
+    (added,) = ledger.add.call_args.args
+    assert "no step" not in added.words
+
+
+class LosesAnAnswer(etcd.Client):
+    """Its first transaction is carried out, or not, and its answer is lost."""
+
+    def __init__(self, server: EtcdServer, is_done: bool) -> None:
+        super().__init__(etcd.parse_endpoints(server.endpoint))
+        self.is_done: bool | None = is_done
+
+    def txn(self, *arguments: Any, **more: Any) -> Any:
+        is_done, self.is_done = self.is_done, None
+        if is_done is not False:
+            answer = super().txn(*arguments, **more)
+        if is_done is not None:
+            raise etcd.Ambiguous("no answer")
+        return answer
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_who_asked_for_stacks_and_heard_no_answer_leads(
+    shared_etcd: EtcdServer, prefix: str, is_done: bool
+) -> None:
+    ledger = failures.EtcdLedger(LosesAnAnswer(shared_etcd, is_done), prefix, "run")
+    with pytest.raises(etcd.Ambiguous):
+        ledger.ask_for_stacks(1)
+    assert ledger.ask_for_stacks(1)
+    assert ledger.asked().round == 1
+    assert not failures.EtcdLedger(LosesAnAnswer(shared_etcd, True), prefix, "run").ask_for_stacks(1)

@@ -25,6 +25,7 @@ import pytest
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.snapshots import Rank, keeper, plan
 from bireme_runtime.elastic.snapshots.files import Folder, NoRoom, Part, Torn, checksum
+from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import Stop
 from tests.runtime.etcd_servers import RUNTIME
 from tests.support import waiting
@@ -246,6 +247,45 @@ def test_a_world_of_another_size_gets_what_the_ranks_before_have_saved(
     assert time.monotonic() - began < 300, "it waits 600 s for each"
 
 
+def test_a_copy_whose_keeper_is_slow_is_asked_for_again_and_stays(
+    pod: NewPod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = [pod(name) for name in "abc"]
+    meet(pods, 1)
+    for each in pods:
+        each.save(1)
+    pods[1] = pod("new")
+    meet(pods, 2)
+    do, pauses = keeper.Service._do, iter([2.0])
+
+    def late(self: keeper.Service, asked: Any, *more: Any) -> None:
+        time.sleep(next(pauses, 0.0) if asked["op"] == "get" else 0.0)
+        do(self, asked, *more)
+
+    monkeypatch.setattr(keeper, "_SECONDS", 0.5)
+    monkeypatch.setattr(keeper.Service, "_do", late)
+    assert pods[1].restored() == b"   1 of  1"
+    assert next(pauses, None) is None
+    assert any(Part(1, 1, 3, 1) in Folder(each.folder).parts() for each in (pods[0], pods[2]))
+
+
+def test_all_parts_of_a_pod_reach_a_slow_claim(
+    alone: Pod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = write_whole
+
+    def slowly(path: Path, content: Any) -> None:
+        time.sleep(0.5)
+        whole(path, content)
+
+    monkeypatch.setattr(keeper, "write_whole", slowly)
+    for part in (0, 1):
+        with alone.rank.writing(1, 2, part, 10):
+            pass
+    for part in (0, 1):
+        waiting.until((tmp_path / "claim" / Part(1, 1, 2, part).name).exists)
+
+
 def test_a_part_with_another_checksum_is_taken_elsewhere_and_then_the_step_before(pod: NewPod) -> None:
     pods = [pod(name) for name in "ab"]
     meet(pods, 1)
@@ -324,7 +364,9 @@ def alone(pod: NewPod, tmp_path: Path) -> Pod:
 def until_written(pod: Pod, file: Path) -> None:
     """Until the keeper has written a part to the claim, and can write the next one."""
     waiting.until(file.exists)
-    with pod.service._flushing:
+    part = Part.of(file.name)
+    assert part
+    with pod.service._flushing[part.part]:
         pass
 
 

@@ -19,6 +19,8 @@ from bireme.clusters.api import Api
 from bireme.live.pod_http import through_the_api
 from bireme.live.worker_status import WorkerStatus, worker_answers
 from bireme_runtime.elastic import progress
+from bireme_runtime.elastic.monitor import failures
+from bireme_runtime.elastic.monitor import status as monitor
 from tests.runtime.etcd_servers import free_port
 from tests.runtime.told import Proxy, elastic_job, ready_pod
 from tests.runtime.workers import KNOWN, Start, Worker
@@ -107,6 +109,22 @@ while True:
     waiting.until(lambda: told() == 644, what=worker.errors.read_text)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert "bireme_samples_per_second 644.0" in answer.read().decode().splitlines()
+
+
+def test_a_worker_tells_of_its_checkpoint_while_etcd_is_silent() -> None:
+    """The autoscaler asks for that, and waits two seconds."""
+
+    class Silent(failures.Ledger):
+        def all(self) -> list[failures.Failure]:
+            time.sleep(5)
+            return []
+
+    seen = progress.Progress()
+    seen.board.mark_saving(0, True)
+    status = monitor.WorkerStatus(monitor.Starts(), seen, Silent(), lambda: "nobody")
+    answer = status.status()
+    assert (answer["saving"], answer["waits"]) == (True, "etcd does not answer")
+    waiting.until(lambda: status.status()["waits"] == "nobody")
 
 
 def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, str], api: Api) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import io
 import json
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,7 +77,7 @@ class Kept:
         self.service = object.__new__(keeper.Service)
         vars(self.service).update(
             _env=self.env, _say=keeping.job.sim.log, _folder=self.folder, _own=own, _every=keeping.flush,
-            _flush=Folder(claim) if keeping.flush else None, _flushing=threading.Lock(), _state={},
+            _flush=Folder(claim) if keeping.flush else None, _flushing=defaultdict(threading.Lock), _state={},
             _room=threading.Semaphore(),
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -46,7 +47,7 @@ _SIGNS, _LOADERS = 4, 8
 _WORDS = 1000
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT)
 _PUBLISH_SECONDS = 5.0
-_MOST_UNTOLD = 100
+_MOST_UNTOLD, _TRIES = 100, 3
 _ASKED_PER_SECOND = 20
 # Who asks again within this time gets the same answer, so that nobody keeps the processes busy.
 _RANKS_SECONDS = 5.0
@@ -189,7 +190,7 @@ class Observer:
 
     def enter(self) -> None:
         """This worker starts."""
-        self._ask(lambda: self._ledger.enter(self._worker, self._node), None)
+        self._tell(lambda: self._ledger.enter(self._worker, self._node))
         if self._marks is None:
             self._marks = self._ask(self._ledger.marks, None)
 
@@ -199,9 +200,13 @@ class Observer:
         return now is not None and before is not None and progress.merged(before, now) != before
 
     def excluded(self) -> str:
-        """Why no worker shall start on this node; empty if one may, or if etcd does not answer."""
-        known: dict[str, str] = self._ask(self._ledger.excluded, {})
-        return known.get(self._node, "")
+        """Why no worker shall start on this node; empty if one may, or if etcd does not answer for long."""
+        for _ in range(_TRIES):
+            known = self._ask(self._ledger.excluded, None)
+            if known is not None:
+                return known.get(self._node, "")
+            time.sleep(1.0)
+        return ""
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
@@ -217,6 +222,8 @@ class Observer:
         self._settle_shards()
         self._failure = None
         cause = self.starts.began(facts)
+        # What was found while the last round ended is not of this one.
+        self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
         past = self._history
         if past is not None and self.starts.rank == 0:
             more = self.keeper.round() if self.keeper else {}
@@ -310,6 +317,11 @@ class Observer:
     def close(self) -> None:
         """All processes have ended: copy what they have printed."""
         self._copier.close(2.0)
+        for _ in range(_TRIES):
+            with contextlib.suppress(IndexError):
+                while self._tell(self._untold[0], again=False):
+                    self._untold.popleft()
+                time.sleep(1.0)
         self.publish(last=True)
         self._settle_shards()
         self._notes.close()
@@ -341,7 +353,8 @@ class Observer:
         if verdict == "run" and (bug := failures.repeated_bug(self._ledger.recent())):
             self.sentence = f"{sentence}; {bug} has ended two rounds, so a restart would meet it again"
         if verdict == "worker" and self._limits.exclude_seconds:
-            self._ledger.exclude(self._node, self.sentence, self._limits.exclude_seconds)
+            why, seconds = self.sentence, self._limits.exclude_seconds
+            self._tell(lambda: self._ledger.exclude(self._node, why, seconds))
 
     def _follow(self) -> None:
         """Do what another worker asks for."""
@@ -352,8 +365,8 @@ class Observer:
         if asked.node == self._node and asked.round >= self.starts.round - 1 and not self.verdict:
             self._give_up("worker", "the others waited for this worker")
         if self._asked_in != asked.round == self.starts.round:
-            self._asked_in = asked.round
             self._ledger.stand(asked.round, self._worker, self.ranks())
+            self._asked_in = asked.round
 
     def _lead(self, round: int, silent: float) -> None:
         """No step for too long: find out for whom all wait, and have the processes started again.
@@ -381,7 +394,7 @@ class Observer:
             self._say("\n".join((cause.sentence, *cause.evidence, cause.remedy)))
         self._say(f"{what}; {count} of {world} workers have told where they stand")
         restarts = self._limits.hang_seconds or self._limits.hang_learnt
-        if restarts and self.starts.round == round:
+        if restarts and self.starts.round == round and self.starts.world:
             self._hang, self._slowest, self._bug = what, slow, cause.bug
             self._kill()
 

@@ -290,7 +290,11 @@ class EtcdBackend(Backend):
 
     def is_first(self, index: str) -> bool:
         key = self._root + "told"
-        return self._client.txn([etcd.key_is_same(key, 0)], [etcd.put_op(key, index)]).succeeded
+        try:
+            return self._client.txn([etcd.key_is_same(key, 0)], [etcd.put_op(key, index)]).succeeded
+        except etcd.Ambiguous:
+            kv = self._client.get(key)
+            return kv is not None and kv.value == index
 
     def ledger(self) -> failures.EtcdLedger:
         return failures.EtcdLedger(self._client, self._prefix, self._run_id)

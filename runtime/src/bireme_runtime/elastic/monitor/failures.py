@@ -229,6 +229,7 @@ class EtcdLedger(Ledger):
         self._client = client
         self._root = f"{prefix}.failures/{run_id}/"
         self._key, self._hang = f"{self._root}progress", f"{self._root}hang"
+        self._may_have_asked = 0
 
     def enter(self, worker: str, node: str) -> None:
         self._client.put(f"{self._root}nodes/{worker}", node)
@@ -286,14 +287,14 @@ class EtcdLedger(Ledger):
     def ask_for_stacks(self, round: int) -> bool:
         kv = self._client.get(self._hang)
         if _asked(kv).round >= round:
-            return False
+            return _asked(kv).round == round == self._may_have_asked
         compare = [etcd.key_is_unchanged(self._hang, kv.mod_revision if kv else 0)]
         record = json.dumps({"round": round, "node": ""})
-        try:
-            return self._client.txn(compare, [etcd.put_op(self._hang, record)]).succeeded
-        except etcd.Ambiguous:
-            # If etcd has done it, nobody else will lead.
-            return True
+        # Where the answer to this is lost, the next call finds whether it was done. Then nobody else leads.
+        self._may_have_asked = round
+        is_done = self._client.txn(compare, [etcd.put_op(self._hang, record)]).succeeded
+        self._may_have_asked = round if is_done else 0
+        return is_done
 
     def asked(self) -> StackRequest:
         return _asked(self._client.get(self._hang))

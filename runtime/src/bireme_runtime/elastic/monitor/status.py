@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,10 +14,13 @@ from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures, history, why
 from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.server import Request, Response
+from bireme_runtime.process.threads import in_one_thread
 
 EVENTS = ("nan", "slow")
 CAUSES = ("failure", "members", "agent", "hang", "nan", "slow")
 _KEPT_SECONDS = 2.0
+# The autoscaler waits two seconds for whether a checkpoint is being written, which etcd does not know.
+_ANSWER_SECONDS = 1.0
 
 
 @dataclass
@@ -76,6 +80,7 @@ class WorkerStatus:
         self.snapshots: Callable[[], Mapping[str, Any]] = dict
         self._lock = threading.Lock()
         self._known: tuple[float, dict[str, Any]] = (0.0, {})
+        self._asking: Future[dict[str, Any]] | None = None
 
     def answer(self, request: Request) -> Response:
         """The answer to a request."""
@@ -175,19 +180,30 @@ class WorkerStatus:
     def _from_etcd(self) -> dict[str, Any]:
         with self._lock:
             when, known = self._known
-            if time.monotonic() - when > _KEPT_SECONDS or not known:
-                try:
-                    causes = failures.blamed(self._ledger.all())
-                    known = {
-                        "waits": self._waits(),
-                        "spares": list(self._spares()),
-                        "failures": [_told(each) for each in causes],
-                        "nodes": dict(Counter(each.node for each in causes if each.node).most_common()),
-                    }
-                except BiremeError as error:
-                    known = {"waits": str(error), "spares": [], "failures": [], "nodes": {}}
-                self._known = (time.monotonic(), known)
-            return known
+            if known and time.monotonic() - when <= _KEPT_SECONDS:
+                return known
+            self._asking = asking = in_one_thread(self._asking, self._ask_etcd)
+        if wait([asking], _ANSWER_SECONDS).done:
+            return asking.result()
+        return known or _without_etcd("etcd does not answer")
+
+    def _ask_etcd(self) -> dict[str, Any]:
+        try:
+            causes = failures.blamed(self._ledger.all())
+            known = {
+                "waits": self._waits(),
+                "spares": list(self._spares()),
+                "failures": [_told(each) for each in causes],
+                "nodes": dict(Counter(each.node for each in causes if each.node).most_common()),
+            }
+        except BiremeError as error:
+            known = _without_etcd(str(error))
+        self._known = (time.monotonic(), known)
+        return known
+
+
+def _without_etcd(why: str) -> dict[str, Any]:
+    return {"waits": why, "spares": [], "failures": [], "nodes": {}}
 
 
 def _told(failure: failures.Failure) -> dict[str, Any]:

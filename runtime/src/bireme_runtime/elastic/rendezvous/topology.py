@@ -23,7 +23,11 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # The answer without status and addresses, which a list of images makes long.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _TIMEOUT = 10.0
-_ATTEMPTS = 3
+_PATIENCE = 60.0
+
+
+class Refused(Unreachable):
+    """Another attempt does not help."""
 
 
 class Placed(Protocol):
@@ -91,12 +95,16 @@ def main(env: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> int:
 
 def _labels(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
     """The labels of the node. Raises Unreachable."""
-    for attempt in range(1, _ATTEMPTS):
+    deadline = time.monotonic() + _PATIENCE
+    while True:
         try:
             return _ask(env, account)
+        except Refused:
+            raise
         except Unreachable:
-            time.sleep(attempt)
-    return _ask(env, account)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(1.0)
 
 
 def _ask(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
@@ -105,11 +113,12 @@ def _ask(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
         tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
         address = Address(env["KUBERNETES_SERVICE_HOST"], int(env["KUBERNETES_SERVICE_PORT"]))
     except (OSError, KeyError, ValueError) as error:
-        raise Unreachable(f"this pod cannot ask the API server ({error!r})") from error
+        raise Refused(f"this pod cannot ask the API server ({error!r})") from error
     headers = {"Authorization": f"Bearer {token}", "Accept": f"{_METADATA},application/json"}
     reply = fetch(address, f"/api/v1/nodes/{env['BIREME_NODE']}", _TIMEOUT, tls, headers)
     if reply.status != 200:
-        raise Unreachable(f"the API server answered with HTTP {reply.status}; see the release's ClusterRole")
+        raised = Refused if reply.status in (401, 403, 404) else Unreachable
+        raise raised(f"the API server answered with HTTP {reply.status}; see the release's ClusterRole")
     return dict(json.loads(reply.body)["metadata"].get("labels", {}))
 
 

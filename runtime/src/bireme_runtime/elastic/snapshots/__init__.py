@@ -26,7 +26,7 @@ from typing import Any
 
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.snapshots import keeper, plan
-from bireme_runtime.elastic.snapshots.files import ANY_SUM, Folder, NoRoom, Part, Torn, checksum, verify
+from bireme_runtime.elastic.snapshots.files import ANY_SUM, Cut, Folder, NoRoom, Part, Torn, checksum, verify
 from bireme_runtime.process import environment
 from bireme_runtime.process.log import log_of
 
@@ -36,6 +36,8 @@ ALIGNED, _HEAD, _MARK = 64, struct.Struct("<QQ"), "bireme:tensor"
 _ROUNDED = 1 << 20
 # After that the copies of the snapshot before are not waited for.
 _SECONDS = 30.0
+# How long a copy is asked for whose keeper does not answer.
+_TAKE_SECONDS = 60.0
 
 say = log_of("snapshots")
 
@@ -86,17 +88,23 @@ class Rank:
         assert self.plan.made is not None
         wanted = Part(*self.plan.made, self.plan.parts, part)
         places = sorted(self.plan.places[part], key=lambda at: (at != self.plan.rank, at == plan.CLAIM))
-        for place in places:
-            try:
-                memory = self._take_from(place, wanted)
-                if (self._folder.path / wanted.name).exists():
-                    # The loss before may have taken its copies.
-                    self._tell(wanted)
-                return memory
-            except (OSError, Torn) as error:
-                where = "on the claim" if place == plan.CLAIM else f"at worker {place}"
-                say(f"part {part} of step {wanted.step} {where} cannot be used: {error}")
-                self._drop(place, wanted)
+        deadline = time.monotonic() + _TAKE_SECONDS
+        while places:
+            for place in list(places):
+                try:
+                    memory = self._take_from(place, wanted)
+                    if (self._folder.path / wanted.name).exists():
+                        # The loss before may have taken its copies.
+                        self._tell(wanted)
+                    return memory
+                except (OSError, Torn) as error:
+                    where = "on the claim" if place == plan.CLAIM else f"at worker {place}"
+                    say(f"part {part} of step {wanted.step} {where} cannot be used: {error}")
+                    may_come = isinstance(error, (OSError, Cut)) and not isinstance(error, FileNotFoundError)
+                    if not may_come or time.monotonic() >= deadline:
+                        self._drop(place, wanted)
+                        places.remove(place)
+            time.sleep(1.0 if places else 0.0)
         raise Torn(f"no copy of part {part} of the snapshot of step {wanted.step} is whole: start again")
 
     def _take_from(self, place: int, wanted: Part) -> Any:

@@ -37,6 +37,10 @@ class Torn(BiremeError):
     """A part is not there, or not as it was written."""
 
 
+class Cut(Torn):
+    """A connection ended before the part was there. Another attempt may bring it."""
+
+
 @dataclass(frozen=True, order=True)
 class Part:
     """Part ``part`` of ``parts`` of the snapshot of a step, made in the round with this token."""

@@ -14,13 +14,14 @@ import secrets
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from bireme_runtime.elastic import fence
-from bireme_runtime.elastic.snapshots.files import ANY_SUM, Folder, Part, Torn, checksum, verify, write
+from bireme_runtime.elastic.snapshots.files import ANY_SUM, Cut, Folder, Part, Torn, checksum, verify, write
 from bireme_runtime.elastic.snapshots.plan import CLAIM, FLUSH, FOLDER, KEEPER, Keeper, Plan
 from bireme_runtime.process import environment
 from bireme_runtime.process.disk import to_disk, write_whole
@@ -68,7 +69,8 @@ class Service:
         os.mkfifo(told, 0o600)
         # Also open for writing, so that it has no end.
         self._told = os.fdopen(os.open(told, os.O_RDWR), "rb", buffering=0)
-        self._flushing = threading.Lock()
+        # Of each part of this pod, because its ranks tell theirs at the same moment.
+        self._flushing: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._room = threading.BoundedSemaphore(_CONNECTIONS)
         self._state: dict[str, Any] = {"blockedSeconds": 0.0, "count": 0}
         for run in (self._accept, self._listen):
@@ -99,6 +101,7 @@ class Service:
             part = Part(*told["part"])
             self._state["blockedSeconds"] += told["blocked"]
             self._state["count"] += 1
+            self._flushing[part.part]  # made here, in the one thread that makes them
             in_thread(lambda part=part: self._keep(part))  # type: ignore[misc]
 
     def _keep(self, part: Part) -> None:
@@ -127,7 +130,8 @@ class Service:
 
     def _write_behind(self, claim: Folder, part: Part, memory: Any, sum: int, plan: Plan) -> None:
         """Write to the claim, unless that still takes the part before."""
-        if not self._flushing.acquire(blocking=False):
+        flushing = self._flushing[part.part]
+        if not flushing.acquire(blocking=False):
             return self._say(f"snapshots: step {part.step} is not written to the claim, which is too slow")
         # Of this worker: others may write the same part, which all of them have restored.
         hidden = claim.path / f".{part.name}.{plan.rank}"
@@ -145,7 +149,7 @@ class Service:
                 hidden.unlink(missing_ok=True)
             self._say(f"snapshots: step {part.step} is not on the claim: {error}")
         finally:
-            self._flushing.release()
+            flushing.release()
 
     def _prune(self, claim: Folder) -> None:
         """Delete the files of snapshots before the newest whole ones, also what killed writers have left."""
@@ -191,7 +195,7 @@ class Service:
         elif asked["op"] == "get":
             memory = self._folder.read(part)
             _send(connection, size=len(memory), sum=known.get("sum", ANY_SUM))
-            connection.sendall(memory)
+            _send_all(connection, memory)
         elif not Plan.read(self._folder.path).allows(part):
             raise fence.Fenced("it is of an old world")
         elif part not in self._folder.parts() or known.get("sum") != asked["sum"]:
@@ -223,7 +227,7 @@ def receive(stream: BinaryIO, descriptor: int, size: int, sum: int) -> None:
         chunk = buffer[: size - at]
         count = stream.readinto(chunk)  # type: ignore[attr-defined]
         if count < len(chunk):
-            raise Torn(f"it ended after {at + count} of {size} bytes")
+            raise Cut(f"it ended after {at + count} of {size} bytes")
         os.pwrite(descriptor, chunk, at)
         found = checksum(chunk, found)
     verify(found, sum)
@@ -242,7 +246,7 @@ def put(keeper: Keeper, part: Part, memory: Any, sum: int) -> None:
     """Let a keeper have a copy of a part. Raises OSError, or Torn with what it says."""
     with asking(keeper, "put", part, size=len(memory), sum=sum) as (connection, stream):
         if _answer(stream)["wanted"]:
-            connection.sendall(memory)
+            _send_all(connection, memory)
             _answer(stream)
 
 
@@ -264,11 +268,18 @@ def _send(connection: socket.socket, **facts: Any) -> None:
     connection.sendall(json.dumps(facts).encode() + b"\n")
 
 
+def _send_all(connection: socket.socket, memory: Any) -> None:
+    """Send a part. The limit of the connection holds for each piece, because a part may take minutes."""
+    view = memoryview(memory)
+    for at in range(0, len(view), _CHUNK):
+        connection.sendall(view[at : at + _CHUNK])
+
+
 def _answer(stream: BinaryIO) -> Mapping[str, Any]:
     try:
         answer: Mapping[str, Any] = json.loads(stream.readline(_LONGEST_LINE))
     except ValueError:
-        raise Torn("the connection has ended") from None
+        raise Cut("the connection has ended") from None
     if "error" in answer:
         raise Torn(str(answer["error"]))
     return answer
