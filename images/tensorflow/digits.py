@@ -81,6 +81,8 @@ class Run(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if leaving or int(self.step) % self._args.checkpoint_every == 0:
             self.save()
         if leaving:
+            # Nobody ends before that is written: mpirun would kill the rank that writes.
+            hvd.allreduce(np.array(0.0))
             self.log("stop", step=int(self.step))
             raise SystemExit(128 + signal.SIGTERM)
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -68,9 +68,17 @@ class Sshd:
 
     def stop(self, host: str) -> None:
         listener, callers = self._open.pop(host)
-        listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # it is frozen
+            listener.shutdown(socket.SHUT_RDWR)
         for each in (listener, *callers):
             each.close()
+
+    def freeze(self, host: str) -> None:
+        """Answer nobody any more, as a machine that died. Connections stand until `stop`."""
+        listener, callers = self._open[host]
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        self._open[host] = (socket.socket(), callers)
 
     def stop_all(self) -> None:
         for host in list(self._open):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ from bireme_runtime.dispatcher import Dispatcher
 with Dispatcher() as dispatcher:
     for shard in dispatcher.shards():
         time.sleep(1000)'
+"""
+# Ends with 0 once the file `go` is there, as Open MPI's does when a host dies.
+ENDS_WELL = """#!/bin/sh
+case "$*" in *bireme-rank*) echo bireme-rank 127 2; exit;; esac
+touch $FOLDER/runs
+until [ -e $FOLDER/go ]; do sleep 0.1; done
 """
 # A rank that Horovod removes while it has a shard: it ends as one that crashed.
 REMOVED = """#!/bin/sh
@@ -80,6 +87,26 @@ def test_a_launcher_that_loses_a_worker_gives_back_the_shards_without_a_failure(
         status = status_of(other)
         assert (status["redispatched"], status["failedShards"]) == ({"released": 1}, [])
         assert [shard.name for shard in other.shards()] == ["a"]
+
+
+def test_a_machine_that_died_is_waited_for_where_mpirun_ends_well_before_its_connection_breaks(
+    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, tmp_path: Path
+) -> None:
+    mpirun = tmp_path / "programs" / "mpirun"
+    mpirun.write_text(ENDS_WELL)
+    mpirun.chmod(0o755)
+    sshd.start(*HOSTS)
+    hosts = {"BIREME_MPI_HOSTS": "127.0.1.{}", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "1"}
+    role = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(sshd.port), "BIREME_MPI_LEAST": ""}
+    launcher = pod(sshd="#!/bin/sh\n", **hosts, **role)
+    until((tmp_path / "runs").exists, what="mpirun to start")
+    sshd.freeze(HOSTS[1])
+    (tmp_path / "go").touch()
+    time.sleep(4)
+    sshd.stop(HOSTS[1])
+    output, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, output
+    assert "127.0.1.1 went away while the program ran" in output
 
 
 def test_a_worker_that_leaves_gives_back_its_ranks_shards_without_a_failure(

@@ -6,10 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,9 +25,11 @@ from bireme_runtime.paddle.run import (
     Rules,
     Run,
     Unreadable,
+    View,
     last_save,
     serve,
 )
+from bireme_runtime.paddle.supervisor import Server
 from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import Unreachable
 from bireme_runtime.process.http import Address, Connection
@@ -263,6 +269,58 @@ def test_synchronous_trainers_wait_for_the_slowest(run: Run) -> None:
     # A trainer without further batches in this pass does not delay the others.
     run.reach(1, 1, (1, 0), seconds=0)
     assert run.reach(1, 0, (0, 2), seconds=0) == []
+
+
+def test_a_claim_that_is_slow_for_a_save_delays_no_report(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_whole(tmp_path / "pass-00000/done", json.dumps({"passes": 1}))
+    writes, goes_on = threading.Event(), threading.Event()
+
+    def slowly(path: Path, content: str) -> None:
+        writes.set()
+        goes_on.wait(60)
+        write_whole(path, content)
+
+    monkeypatch.setattr("bireme_runtime.paddle.run.write_whole", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        saving = pool.submit(run.point_to, run.attempt, "pass-00000")
+        assert writes.wait(60)
+        try:
+            assert pool.submit(run.report, report("server", 0, run, "serving")).result(30).attempt == 1
+        finally:
+            goes_on.set()
+        assert saving.result(60) == ""
+    assert last_save(tmp_path) is not None
+
+
+def leaving(saver: str) -> View:
+    """What pserver 0 says to a pserver that leaves."""
+    return View(1, "running", "", (), True, 2, True, "", 0, saver, True)
+
+
+def pserver(*told: View | None) -> Any:
+    """A pserver of attempt 1 that hears this of pserver 0, one after another; None: it does not answer."""
+    server: Any = object.__new__(Server)
+    server.attempt, server.options, server.script = 1, mock.Mock(), mock.Mock(runs=True)
+    server.options.rules.lost_seconds = 15.0
+    server.script.ends_within.return_value = False
+    server._tell, server.start_script = mock.Mock(side_effect=told), mock.Mock()
+    return server
+
+
+def test_a_pserver_that_is_asked_to_go_serves_on_where_pserver_0_stands_still_while_a_trainer_saves() -> None:
+    server = pserver(leaving("leaving"), None, leaving("leaving"), leaving("broken"))
+    server._leave(time.monotonic() + 60)
+    assert server._tell.call_count == 4
+    server.script.terminate.assert_called_once()
+
+
+def test_a_pserver_that_hears_no_answer_when_it_starts_asks_again() -> None:
+    server = pserver(None, leaving("training"))
+    server._start(leaving("training"))
+    server.start_script.assert_called_once()
+    assert server.attempt == 1
 
 
 def test_the_timeout_of_each_request_applies_on_a_kept_connection(run: Run) -> None:

@@ -33,6 +33,8 @@ _POLL_SECONDS = 4.0
 # A replica that does not answer for this time is considered hung, and another one is asked.
 _ANSWER_SECONDS = 8.0
 _LEAVE_SECONDS = 5.0
+# Who leaves in place of others asks the next replica sooner.
+_LEAVE_ANSWER_SECONDS = 2.0
 _LONGEST_PAUSE = 2.0
 
 log = logging.getLogger("bireme_runtime")
@@ -428,7 +430,9 @@ def leave_for(note: notes.Note, lost: str = "") -> None:
     dispatcher cannot be reached, the trainer's lease ends later, which counts as one too.
     """
     body = {"trainer": note.trainer, "lost": lost}
-    leader = LeaderConnection(parse(note.addresses), _LEAVE_SECONDS)
+    # As long as the lease may live.
+    seconds = max(_LEAVE_SECONDS, note.lease_seconds)
+    leader = LeaderConnection(parse(note.addresses), seconds, _LEAVE_ANSWER_SECONDS)
     with contextlib.suppress(DispatcherError):
         leader.ask("POST", f"/v1/{note.dataset}/leave", body)
     leader.close()
@@ -446,7 +450,8 @@ def leave_for_all(env: Mapping[str, str] = os.environ) -> None:
     with contextlib.suppress(DispatcherError):
         for dataset in dispatcher.status()["datasets"]:
             for trainer in dataset["trainers"] if dataset["dataset"] == dispatcher.dataset else ():
-                dispatcher._post("leave", {"trainer": trainer["trainer"]})
+                with contextlib.suppress(DispatcherError):
+                    dispatcher._post("leave", {"trainer": trainer["trainer"]})
 
 
 def _warn_if_late(answer: Mapping[str, Any]) -> None:

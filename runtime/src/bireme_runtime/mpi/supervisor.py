@@ -36,6 +36,8 @@ _EXIT_SECONDS = 5.0
 _SETTLE_SECONDS = 2.0
 # Gloo gives up after half a minute by default.
 _BLAME_SECONDS = 60.0
+# Within which a connection to a machine that died breaks (ssh.py).
+_SILENT_SECONDS = 35.0
 
 say = log_of("mpi")
 
@@ -242,6 +244,11 @@ def _watch_all(pid: int, workers: Workers) -> int:
     while not lost and pauses:
         children.pause(1.0)
         lost, pauses = workers.drop_lost(), pauses - 1
+    # A machine that died closes nothing, and mpirun's own connection may break seconds before this one.
+    deadline = time.monotonic() + _SILENT_SECONDS
+    while not lost and workers.silent() and time.monotonic() < deadline:
+        children.pause(1.0)
+        lost = workers.drop_lost()
     if not lost:
         return children.exit_code(ended[pid])
     children.wait_for_end([pid], _EXIT_SECONDS)

@@ -45,6 +45,15 @@ class Workers:
         self._connections.update(came)
         return list(came)
 
+    def silent(self) -> list[str]:
+        """The hosts whose connection stands, but which answer no new one."""
+        present = self.present
+        with ThreadPoolExecutor(_PARALLEL_CONNECTIONS) as pool:
+            answers = list(pool.map(lambda host: greet(host, self.port), present))
+        for each in filter(None, answers):
+            each.close()
+        return [host for host, answer in zip(present, answers) if answer is None]
+
     def drop_lost(self) -> list[str]:
         """Forget the hosts whose connection broke; returns them."""
         lost = [host for host in self.present if is_broken(self._connections[host])]

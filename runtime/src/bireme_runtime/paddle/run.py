@@ -162,6 +162,8 @@ class Run:
     _progress: dict[int, tuple[int, int]] = field(default_factory=dict)
     _sizes: dict[int, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
+    # For what is on the claim. Whoever needs both takes this one last, so that a slow claim delays no report.
+    _claim: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:
         """Start the run, or continue the one whose state is on the claim."""
@@ -232,6 +234,7 @@ class Run:
         with self._changed:
             if attempt != self.attempt:
                 return f"attempt {attempt} is over"
+        with self._claim:
             if not _SAVE.fullmatch(name):
                 return f"{name!r} is not the name of a save"
             if not (self.output / name / "done").exists():
@@ -338,9 +341,10 @@ class Run:
         self.reason = f"{reason}: restart {self.restarts} of {self.rules.max_restarts}"
 
     def _start(self, restarts: int) -> None:
-        save, attempt = last_save(self.output), self.attempt + 1
-        kept = {"run": self.run_id, "attempt": attempt, "restarts": restarts}
-        write_whole(self.output / "run.json", json.dumps(kept))
+        with self._claim:
+            save, attempt = last_save(self.output), self.attempt + 1
+            kept = {"run": self.run_id, "attempt": attempt, "restarts": restarts}
+            write_whole(self.output / "run.json", json.dumps(kept))
         # Now that the claim has it: no two attempts have the same number.
         self.attempt, self.restarts, self.save = attempt, restarts, save
         self.initialised = False

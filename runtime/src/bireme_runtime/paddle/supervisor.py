@@ -35,7 +35,7 @@ _LAUNCHER = (sys.executable, "-m", "bireme_runtime.paddle.launch")
 _OF_ONE_PROCESS = {"PADDLE_TRAINER_ENDPOINTS", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", "PADDLE_PORT"}
 _TICK_SECONDS = 0.5
 _RESTART_SECONDS = 2.0
-_SAVER_SECONDS = 5.0
+_SAVER_SECONDS = 15.0
 
 say = log_of("paddle")
 
@@ -350,8 +350,8 @@ class Role(ABC):
         """Delete what the dispatcher keeps of this run, which has a dataset for each attempt (job.py)."""
         if self._run and self.env.get("BIREME_DISPATCHER"):
             name = self.env.get("BIREME_DISPATCHER_DATASET") or "default"
-            with contextlib.suppress(DispatcherError):
-                for attempt in range(1, self._run.attempt + 1):
+            for attempt in range(1, self._run.attempt + 1):
+                with contextlib.suppress(DispatcherError):
                     Dispatcher(dataset=f"{name}-{attempt}", wait_seconds=5, env=self.env).delete()
 
     def start_script(self, view: runs.View, role: str) -> None:
@@ -410,7 +410,10 @@ class Core(Role):
     def _start(self, view: runs.View) -> None:
         # Reported first: if this pod is lost before its next report, the run knows that the attempt is over.
         self.state = runs.STARTING
-        told = self._tell(self.state)
+        limit = time.monotonic() + self.options.rules.lost_seconds
+        while not (told := self._tell(self.state)) and time.monotonic() < limit:
+            # Pserver 0 may know of it already, and would take anything else for a loss.
+            children.pause(_TICK_SECONDS)
         if told and told.attempt == self.attempt and told.outcome == runs.RUNNING:
             self._start_now(view)
         else:
@@ -438,14 +441,16 @@ class Server(Core):
 
         Trainer 0 may be asked to go as well, a moment later; and it is told that this server leaves.
         """
-        begun = time.monotonic()
+        heard = begun = time.monotonic()
         while self.script.runs and time.monotonic() < deadline:
-            view = self._tell(runs.LEAVING)
-            is_over = view is None or view.outcome != runs.RUNNING or view.attempt != self.attempt
-            is_saving = view is not None and view.saver == runs.LEAVING
-            may_save = view is not None and view.saver == runs.TRAINING
-            is_late = time.monotonic() > begun + _SAVER_SECONDS
-            if is_over or not (is_saving or (may_save and not is_late)):
+            view, now = self._tell(runs.LEAVING), time.monotonic()
+            if view:
+                heard = now
+                is_over = view.outcome != runs.RUNNING or view.attempt != self.attempt
+                may_save = view.saver == runs.TRAINING and now < begun + _SAVER_SECONDS
+                if is_over or not (view.saver == runs.LEAVING or may_save):
+                    break
+            elif now - heard > self.options.rules.lost_seconds:
                 break
             if self.script.ends_within(_TICK_SECONDS):
                 break
