@@ -29,6 +29,7 @@ from tests.embedded.csi import (
     short_folder,
     volumes_of,
 )
+from tests.runtime.etcd_servers import free_port
 from tests.runtime.s3_servers import LOCK, environment_of
 from tests.support.waiting import until
 
@@ -94,9 +95,7 @@ def folder() -> Iterator[Path]:
 def aws(folder: Path) -> Iterator[Aws]:
     moto = environment_of("moto", LOCK)
     (authority,) = moto.glob("lib/python*/site-packages/moto/moto_proxy/ca.crt")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command: list[str | Path] = [moto / "bin/moto_proxy", "-H", "127.0.0.1", "-p", str(port)]
     with running(command, dict(os.environ), folder / "moto.log"):
         until(lambda: answers(port))

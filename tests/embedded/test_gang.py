@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +20,7 @@ from bireme.clusters.owner import owned
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.embedded.csi import running
+from tests.runtime.etcd_servers import free_port
 from tests.support import waiting
 
 pytestmark = pytest.mark.whole
@@ -33,13 +33,6 @@ GATES = {
 }
 NODES = {"p4d.24xlarge": 5, "cpu": 1}
 until = partial(waiting.until, seconds=180)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

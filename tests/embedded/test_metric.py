@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from http.server import ThreadingHTTPServer
 import pytest
 import yaml
 
+from bireme.autoscale.sources import query
 from bireme.clusters import programs
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
+from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, elastic, workers
@@ -102,7 +105,15 @@ def test_a_job_has_the_workers_that_a_query_asks_for_and_keeps_them_without_one(
     controller: Program, release: ReleaseFactory, backlog: Backlog, prometheus: Prometheus
 ) -> None:
     backlog.length = 20
-    metric = {"query": "max_over_time(queue_length[3s])", "perWorker": 10}
+    asked = "max_over_time(queue_length[3s])"
+    metric = {"query": asked, "perWorker": 10}
+
+    def is_known() -> bool:
+        with contextlib.suppress(BiremeError):  # before the first scrape
+            return query(prometheus.url, asked) == 20
+        return False
+
+    until(is_known, what="the length of the queue")
     job = elastic(release, "elastic.autoscale.max=4", values={"elastic": {"autoscale": {"metric": metric}}})
     assert workers(job) == 2
     backlog.length = 35

@@ -23,7 +23,7 @@ from bireme.clusters.ports import is_free, reserve
 from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 
-_PORT_SECONDS = 600
+_PORT_SECONDS = 3600
 _READY_SECONDS = 60
 _TOKEN_SECONDS = 24 * 3600
 
