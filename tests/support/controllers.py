@@ -66,9 +66,11 @@ def _started_again(controller: programs.Program, environment: Mapping[str, str])
     over = threading.Event()
 
     def look() -> None:
+        begins = 0
         while not over.wait(0.2):
-            said = controller.log.read_text(errors="replace")[-20_000:]
-            if controller.has_ended() and "Leader election stopped" in said:
+            said = controller.log.read_bytes()[begins:] if controller.has_ended() else b""
+            if b"Leader election stopped" in said:
+                begins += len(said)
                 with controller.log.open("ab") as output:
                     controller.process = subprocess.Popen(
                         controller.process.args,

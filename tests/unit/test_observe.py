@@ -418,9 +418,12 @@ def test_a_pod_that_the_scheduler_has_not_looked_at_is_waited_for(
     assert (found.differences == ()) is waits
 
 
-@pytest.mark.parametrize(("why", "is_held"), [(UNSEEN, False), ("insufficient quota", True)])
-def test_a_queue_that_has_not_seen_a_job_does_not_hold_it(
-    monkeypatch: pytest.MonkeyPatch, why: str, is_held: bool
+@pytest.mark.parametrize(
+    ("why", "unchanged", "is_held"),
+    [(UNSEEN, 11.0, False), (UNSEEN, 61.0, True), ("insufficient quota", 11.0, True)],
+)
+def test_a_queue_that_has_not_seen_a_job_does_not_hold_it_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch, why: str, unchanged: float, is_held: bool
 ) -> None:
     waits = Queued("Job", "imagenet-r1", "training", "", 2, {}, ("imagenet-r1",))
     plan = replace(plan_of(job()), queued=(waits,))
@@ -428,7 +431,7 @@ def test_a_queue_that_has_not_seen_a_job_does_not_hold_it(
     monkeypatch.setattr("bireme.live.deploy.queue_positions", lambda *_: (position,))
     nothing: Any = None
     deployer = Deployer(AnsweringCluster(Answers()), nothing, nothing, {})  # type: ignore[arg-type]
-    assert deployer._is_held(plan, compare(plan, [])) is is_held
+    assert deployer._is_held(plan, compare(plan, []), unchanged) is is_held
 
 
 CONTAINERS = {"containers": [{"name": "main", "image": "a"}]}

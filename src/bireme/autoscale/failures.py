@@ -21,7 +21,8 @@ class FirstFailures:
 
     def __init__(self, api: Api, tell_once: Callable[[str], None], namespaces: Sequence[str]) -> None:
         self._api, self._tell_once, self._namespaces = api, tell_once, namespaces
-        self._seen: set[str] = set()
+        # None before the first look, which cannot tell what is late.
+        self._seen: set[str] | None = None
 
     def once(self) -> None:
         """Keep what pods said that have failed since the last look. Raises ApiError."""
@@ -29,11 +30,12 @@ class FirstFailures:
         pods = api.among(where, "/api/v1", "pods", fieldSelector="status.phase=Failed")
         failed = [pod for pod in pods if controller_of(pod)]
         uids = {pod["metadata"]["uid"] for pod in failed}
-        are_new = uids - self._seen
+        are_new = uids - (self._seen or set())
+        are_late = set() if self._seen is None else are_new
         jobs = api.among(where, "/apis/batch/v1", "jobs", labelSelector=OURS) if are_new else []
         unkept: set[str] = set()
         for job in jobs:
-            about, failure = job["metadata"], first_failure(job, failed, are_new)
+            about, failure = job["metadata"], first_failure(job, failed, are_late)
             path = f"/apis/batch/v1/namespaces/{about['namespace']}/jobs/{about['name']}"
             change = {"metadata": {"annotations": {FAILURE_ANNOTATION: failure}}}
             try:
@@ -42,17 +44,18 @@ class FirstFailures:
             except ApiError as error:
                 self._tell_once(f"{about['namespace']}/{about['name']}: its failure is not kept: {error}")
                 # Again at the next look, unless this is for good.
-                unkept |= set() if error.status in (403, 404) else are_new
+                is_refused = 400 <= error.status < 500 and error.status not in (409, 429)
+                unkept |= set() if is_refused else are_new
         self._seen = uids - unkept
 
 
 def first_failure(
-    job: Mapping[str, Any], failed: Iterable[Mapping[str, Any]], are_new: Collection[str] = ()
+    job: Mapping[str, Any], failed: Iterable[Mapping[str, Any]], are_late: Collection[str] = ()
 ) -> str:
     """What the annotation of ``job`` has to become, beginning with the time; empty where it may stay.
 
     A later failure takes the place of the one that is kept, and so does one that ended shortly before it and
-    is seen only now: its identity is in ``are_new``. Pods that were evicted did not fail.
+    is seen only now: its identity is in ``are_late``. Pods that were evicted did not fail.
     """
     about = job["metadata"]
     kept = _time((about.get("annotations") or {}).get(FAILURE_ANNOTATION, "").partition(" ")[0])
@@ -63,7 +66,7 @@ def first_failure(
         if not all(own) or seen.ousted or not seen.ended:
             continue
         when = _time(seen.ended)
-        is_late = kept - _TOGETHER <= when < kept and pod["metadata"].get("uid") in are_new
+        is_late = kept - _TOGETHER <= when < kept and pod["metadata"].get("uid") in are_late
         if when > kept + _TOGETHER or is_late:
             found.append(f"{seen.ended} {seen.name} on {seen.node}: {seen.reason}\n{seen.last_words}".strip())
     return min(found, default="")

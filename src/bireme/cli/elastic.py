@@ -93,7 +93,7 @@ def autoscale_command(
         # One that has died is told by its silence from one that lives.
         until(
             controller.leads,
-            SECONDS + 1,
+            SECONDS + 10,
             "another controller, which resizes the jobs of this cluster: leave --once to it, or end it",
         )
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ _PARALLEL = 16
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 60
 _BUSY_TRIES = 10
+_LEADER_SECONDS = 10
+_PASSES = re.compile(rb"etcdserver: .*(leader changed|no leader|request timed out|too many requests)")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -192,6 +195,7 @@ class Api:
         )
         verb, url, headers = request[0], request[1], request[2]
         content = None if body is None else json.dumps(body).encode()
+        limit = time.monotonic() + min(seconds or _LEADER_SECONDS, _LEADER_SECONDS)
         for attempt in range(_BUSY_TRIES):
             try:
                 response = self._client.rest_client.pool_manager.request(
@@ -206,9 +210,9 @@ class Api:
                 raise ApiError(0, f"the cluster at {self.server} does not answer: {_cause(error)}") from error
             # A busy server, or one that prepares a new CustomResourceDefinition, says when to ask again.
             wait = response.headers.get("Retry-After", "") if response.status == 429 else ""
-            if response.status == 500 and verb != "POST" and b"etcdserver: " in _body(response):
-                # Its etcd chooses a leader. What POST makes could be there twice.
-                wait = "1"
+            if response.status == 500 and _may_be_repeated(verb, content) and time.monotonic() < limit:
+                # Its etcd chooses a leader.
+                wait = "1" if _PASSES.search(_body(response)) else ""
             if not wait.isdigit() or attempt == _BUSY_TRIES - 1:
                 break
             response.drain_conn()
@@ -216,6 +220,14 @@ class Api:
         if response.status >= 400:
             raise ApiError(response.status, _refusal(verb, path, response))
         return response
+
+
+def _may_be_repeated(verb: str, content: bytes | None) -> bool:
+    """Whether a request that may have been carried out means the same again.
+
+    POST could make two objects. A version that is out of date would look as if another had changed it.
+    """
+    return verb != "POST" and b'"resourceVersion"' not in (content or b"")
 
 
 def _body(response: Any) -> bytes:

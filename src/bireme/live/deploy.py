@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,9 +140,7 @@ class Deployer:
         )
         if self._following(made.manifests):
             plan = self._planned(made)
-        found = observe.wait(
-            self.cluster, plan, timeout, self.console, lambda found: self._is_held(plan, found)
-        )
+        found = observe.wait(self.cluster, plan, timeout, self.console, partial(self._is_held, plan))
         waits, differences = self._queues(plan, found.differences)
         causes = self._causes(plan, differences)
         notes = self._notes(made)
@@ -342,11 +341,12 @@ class Deployer:
         found = queue_positions(self.cluster.api, plan.namespace, plan.queued)
         return found, without_waiting(differences, plan.queued, found)
 
-    def _is_held(self, plan: Plan, differences: tuple[Difference, ...]) -> bool:
+    def _is_held(self, plan: Plan, differences: tuple[Difference, ...], unchanged: float) -> bool:
         """Whether only queues that know of it keep the plan from being reached, and preempt no job for it."""
         waits, left = self._queues(plan, differences) if plan.queued else ((), ())
-        is_settled = not any(each.why == UNSEEN or "preempt" in each.why.lower() for each in waits)
-        return are_held(left, waits) and is_settled
+        is_seen = unchanged > observe.UNSEEN_SECONDS or not any(each.why == UNSEEN for each in waits)
+        is_settled = not any("preempt" in each.why.lower() for each in waits)
+        return are_held(left, waits) and is_seen and is_settled
 
     def _foreseen(self, live: Release, wanted: RenderRequest) -> Changes:
         return changes(live.manifests, self._upgrade(wanted), wanted.namespace)

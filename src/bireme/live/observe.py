@@ -49,6 +49,8 @@ _PERMANENT: frozenset[Category] = frozenset(
 )
 # Of a pod that is pending, until the scheduler says what it lacks.
 _UNSEEN = "the scheduler has not looked at it yet"
+UNSEEN_SECONDS = 60
+"""After that a scheduler, or a queue, that has not looked at something is taken for one that never will."""
 # How long an embedded cluster may stay unchanged with nothing but permanent differences.
 _UNCHANGED_SECONDS = 10
 _NODE_POOLS = "/apis/karpenter.sh/v1/nodepools"
@@ -90,7 +92,7 @@ def wait(
     plan: Plan,
     timeout: float = 300,
     console: Console | None = None,
-    held: Callable[[tuple[Difference, ...]], bool] = lambda differences: False,
+    held: Callable[[tuple[Difference, ...], float], bool] = lambda differences, unchanged: False,
 ) -> Observation:
     """Watch the pods arrive until all is as planned; the last observation has the differences that remain.
 
@@ -106,9 +108,9 @@ def wait(
     with step(console, f"Waiting for {plan.release}", detail=lambda: _ready(plan, now)):
         while now.differences and time.monotonic() < deadline:
             unchanged = time.monotonic() - changed
-            if _are_permanent(now.differences) and unchanged > unchanged_seconds:
+            if _are_permanent(now.differences, unchanged) and unchanged > unchanged_seconds:
                 break
-            if unchanged > _UNCHANGED_SECONDS and held(now.differences):
+            if unchanged > _UNCHANGED_SECONDS and held(now.differences, unchanged):
                 break
             live.follow(_LOOK_SECONDS, until_ready=_expected_pods(plan))
             before, now = now, live.compared()
@@ -276,9 +278,14 @@ def _extra(pod: ObservedPod) -> Difference:
     return Difference("extra", pod.workload, pod.name, sentence)
 
 
-def _are_permanent(differences: Sequence[Difference]) -> bool:
+def _are_permanent(differences: Sequence[Difference], unchanged: float) -> bool:
     """Whether waiting cannot help. A pod missing beside a permanent difference will not come either."""
-    lasting = {each for each in differences if each.category in _PERMANENT and _UNSEEN not in each.sentence}
+    is_late = unchanged > UNSEEN_SECONDS
+    lasting = {
+        each
+        for each in differences
+        if each.category in _PERMANENT and (is_late or _UNSEEN not in each.sentence)
+    }
     stuck = {each.workload for each in lasting}
     return all(
         each in lasting or (each.category == "missing" and each.workload in stuck) for each in differences
