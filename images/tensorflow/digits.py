@@ -81,7 +81,7 @@ class Run(tf.keras.callbacks.Callback):  # type: ignore[misc]
         if leaving or int(self.step) % self._args.checkpoint_every == 0:
             self.save()
         if leaving:
-            # Nobody ends before that is written: mpirun would kill the rank that writes.
+            # All ranks wait until rank 0 has written: when one ends, mpirun kills the others.
             hvd.allreduce(np.array(0.0))
             self.log("stop", step=int(self.step))
             raise SystemExit(128 + signal.SIGTERM)

@@ -622,8 +622,8 @@ def test_names_of_datasets_are_bounded(brief: Dispatchers) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", brief.ports[0])
     said: list[tuple[int, bytes]] = []
     for number in range(MOST_DATASETS + 1):
-        status, text = 503, b""
-        while status == 503:  # until etcd answers
+        status, text, deadline = 503, b"", time.monotonic() + 120
+        while status == 503 and time.monotonic() < deadline:  # until etcd answers
             connection.request("POST", f"/v1/name-{number}/settle", b"{}")
             answer = connection.getresponse()
             status, text = answer.status, answer.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -114,9 +115,11 @@ while True:
 def test_a_worker_tells_of_its_checkpoint_while_etcd_is_silent() -> None:
     """The autoscaler asks for that, and waits two seconds."""
 
+    answers = threading.Event()
+
     class Silent(failures.Ledger):
         def all(self) -> list[failures.Failure]:
-            time.sleep(5)
+            answers.wait(60)
             return []
 
     seen = progress.Progress()
@@ -124,6 +127,7 @@ def test_a_worker_tells_of_its_checkpoint_while_etcd_is_silent() -> None:
     status = monitor.WorkerStatus(monitor.Starts(), seen, Silent(), lambda: "nobody")
     answer = status.status()
     assert (answer["saving"], answer["waits"]) == (True, "etcd does not answer")
+    answers.set()
     waiting.until(lambda: status.status()["waits"] == "nobody")
 
 

@@ -78,7 +78,7 @@ class Kept:
         vars(self.service).update(
             _env=self.env, _say=keeping.job.sim.log, _folder=self.folder, _own=own, _every=keeping.flush,
             _flush=Folder(claim) if keeping.flush else None, _flushing=defaultdict(threading.Lock), _state={},
-            _room=threading.Semaphore(),
+            _room=threading.Semaphore(), _newest={},
         )  # fmt: skip
 
     def ask(self, request: Mapping[str, Any], data: bytes = b"") -> bytes:
@@ -256,7 +256,7 @@ class Keeping:
             raise ConnectionRefusedError("connection refused")
         return other.kept
 
-    def put(self, to: plan.Keeper, part: Part, memory: Any, sum: int) -> None:
+    def put(self, to: plan.Keeper, part: Part, memory: Any, sum: int, *_: Any) -> None:
         other, data = self._reach(to.address), bytes(memory)
         if self.job.sim.random.random() < 0.03:
             data = data[: len(data) // 2]

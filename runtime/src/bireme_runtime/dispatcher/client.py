@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import random
 import socket
@@ -33,7 +34,7 @@ _POLL_SECONDS = 4.0
 # A replica that does not answer for this time is considered hung, and another one is asked.
 _ANSWER_SECONDS = 8.0
 _LEAVE_SECONDS = 5.0
-# Who leaves in place of others asks the next replica sooner.
+# `leave_for` waits so long for a replica before it asks the next one.
 _LEAVE_ANSWER_SECONDS = 2.0
 _LONGEST_PAUSE = 2.0
 
@@ -423,15 +424,15 @@ class Dispatcher:
         self._renewal = _Renewal(self._addresses, path, self._trainer, float(answer["seconds"]))
 
 
-def leave_for(note: notes.Note, lost: str = "") -> None:
+def leave_for(note: notes.Note, lost: str = "", until: float = math.inf) -> None:
     """Leave the dispatcher in place of a trainer that has ended.
 
     Its shard goes to others. With a reason in `lost`, that counts as a failure of the shard. If the
     dispatcher cannot be reached, the trainer's lease ends later, which counts as one too.
     """
     body = {"trainer": note.trainer, "lost": lost}
-    # As long as the lease may live.
-    seconds = max(_LEAVE_SECONDS, note.lease_seconds)
+    # After its lease has ended, a trainer cannot be left any more.
+    seconds = min(max(_LEAVE_SECONDS, note.lease_seconds), until - time.monotonic())
     leader = LeaderConnection(parse(note.addresses), seconds, _LEAVE_ANSWER_SECONDS)
     with contextlib.suppress(DispatcherError):
         leader.ask("POST", f"/v1/{note.dataset}/leave", body)
@@ -450,7 +451,7 @@ def leave_for_all(env: Mapping[str, str] = os.environ) -> None:
     with contextlib.suppress(DispatcherError):
         for dataset in dispatcher.status()["datasets"]:
             for trainer in dataset["trainers"] if dataset["dataset"] == dispatcher.dataset else ():
-                with contextlib.suppress(DispatcherError):
+                with contextlib.suppress(Refused):
                     dispatcher._post("leave", {"trainer": trainer["trainer"]})
 
 

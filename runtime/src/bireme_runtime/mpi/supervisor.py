@@ -36,7 +36,7 @@ _EXIT_SECONDS = 5.0
 _SETTLE_SECONDS = 2.0
 # Gloo gives up after half a minute by default.
 _BLAME_SECONDS = 60.0
-# Within which a connection to a machine that died breaks (ssh.py).
+# A connection to a machine that died breaks within this time (keepalives in ssh.py).
 _SILENT_SECONDS = 35.0
 
 say = log_of("mpi")

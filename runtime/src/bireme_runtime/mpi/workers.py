@@ -46,7 +46,7 @@ class Workers:
         return list(came)
 
     def silent(self) -> list[str]:
-        """The hosts whose connection stands, but which answer no new one."""
+        """The hosts that answer no new connection, although the old one has not broken."""
         present = self.present
         with ThreadPoolExecutor(_PARALLEL_CONNECTIONS) as pool:
             answers = list(pool.map(lambda host: greet(host, self.port), present))

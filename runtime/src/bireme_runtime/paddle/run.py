@@ -162,7 +162,7 @@ class Run:
     _progress: dict[int, tuple[int, int]] = field(default_factory=dict)
     _sizes: dict[int, int] = field(default_factory=dict)
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    # For what is on the claim. Whoever needs both takes this one last, so that a slow claim delays no report.
+    # Held while the claim is written. Who holds it never waits for _changed, so a slow save delays no report.
     _claim: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.dispatcher.client import Dispatcher, DispatcherError, leave_for
+from bireme_runtime.dispatcher.client import Dispatcher, DispatcherError, Refused, leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
 from bireme_runtime.process import children, devices, environment, http, webhook
@@ -350,9 +350,10 @@ class Role(ABC):
         """Delete what the dispatcher keeps of this run, which has a dataset for each attempt (job.py)."""
         if self._run and self.env.get("BIREME_DISPATCHER"):
             name = self.env.get("BIREME_DISPATCHER_DATASET") or "default"
-            for attempt in range(1, self._run.attempt + 1):
-                with contextlib.suppress(DispatcherError):
-                    Dispatcher(dataset=f"{name}-{attempt}", wait_seconds=5, env=self.env).delete()
+            with contextlib.suppress(DispatcherError):
+                for attempt in range(1, self._run.attempt + 1):
+                    with contextlib.suppress(Refused):
+                        Dispatcher(dataset=f"{name}-{attempt}", wait_seconds=5, env=self.env).delete()
 
     def start_script(self, view: runs.View, role: str) -> None:
         """Start the script with the variables that current and old versions of Paddle read."""
@@ -412,9 +413,10 @@ class Core(Role):
         self.state = runs.STARTING
         limit = time.monotonic() + self.options.rules.lost_seconds
         while not (told := self._tell(self.state)) and time.monotonic() < limit:
-            # Pserver 0 may know of it already, and would take anything else for a loss.
+            # Pserver 0 may have got it although its answer was lost. Another state would count as a loss.
             children.pause(_TICK_SECONDS)
         if told and told.attempt == self.attempt and told.outcome == runs.RUNNING:
+            self._answered = time.monotonic()
             self._start_now(view)
         else:
             self._reset()

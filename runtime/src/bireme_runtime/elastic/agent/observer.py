@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -200,7 +199,7 @@ class Observer:
         return now is not None and before is not None and progress.merged(before, now) != before
 
     def excluded(self) -> str:
-        """Why no worker shall start on this node; empty if one may, or if etcd does not answer for long."""
+        """Why no worker shall start on this node; empty if one may, or if etcd is silent three times."""
         for _ in range(_TRIES):
             known = self._ask(self._ledger.excluded, None)
             if known is not None:
@@ -210,7 +209,7 @@ class Observer:
 
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
-        # What the processes print meanwhile is read afterwards, and counts for this round.
+        # What the new processes print stays in the pipe until the block ends, so it counts for this round.
         with self._copier.drained(_DRAIN_SECONDS):
             self.publish(last=True)
             self._blocked = self.keeper.blocked if self.keeper else 0.0
@@ -222,7 +221,7 @@ class Observer:
         self._settle_shards()
         self._failure = None
         cause = self.starts.began(facts)
-        # What was found while the last round ended is not of this one.
+        # A hang that was found while the last round ended must not be blamed on this one.
         self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
         past = self._history
         if past is not None and self.starts.rank == 0:
@@ -258,16 +257,16 @@ class Observer:
         self.starts.because(self._cause if self._hang else "failure")
         self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
         self._failure = failure
-        answer = self._ask(lambda: self._judge(failure), b"")
+        marks, lasted = self._progress.look(), time.monotonic() - self._progress.since
+        answer = self._ask(lambda: self._judge(failure, marks, lasted), b"")
         if not answer:
-            self._untold.append(lambda: self._judge(failure))
+            self._untold.append(lambda: self._judge(failure, marks, lasted))
         return report.STOP if self.verdict else answer or report.GO_ON
 
     def tick(self) -> None:
         """Once a second: look at the steps, and at what the others ask for."""
         now = time.monotonic()
-        for _ in range(len(self._untold)):
-            self._tell(self._untold.popleft())
+        self._tell_rest()
         # All workers together ask some twenty times a second.
         pause = self.starts.world / _ASKED_PER_SECOND
         if self.starts.world > 1 and now >= self._next_follow:
@@ -317,11 +316,9 @@ class Observer:
     def close(self) -> None:
         """All processes have ended: copy what they have printed."""
         self._copier.close(2.0)
-        for _ in range(_TRIES):
-            with contextlib.suppress(IndexError):
-                while self._tell(self._untold[0], again=False):
-                    self._untold.popleft()
-                time.sleep(1.0)
+        if not self._tell_rest():
+            time.sleep(1.0)
+            self._tell_rest()
         self.publish(last=True)
         self._settle_shards()
         self._notes.close()
@@ -341,9 +338,10 @@ class Observer:
         found = [self._failure] if self._failure else []
         found += self._ask(lambda: self._ledger.of_round(self.starts.round), [])
         cause = failures.first_of(found)
+        until = now + max(note.lease_seconds for note in due)
         for note in due:
             note.delete()
-            leave_for(note, failures.blame_of_shard(cause, note.rank, note.for_all))
+            leave_for(note, failures.blame_of_shard(cause, note.rank, note.for_all), until)
 
     def _give_up(self, verdict: failures.Verdict, sentence: str) -> None:
         where = "" if verdict == "run" else f", all of them on {self._node}"
@@ -371,7 +369,7 @@ class Observer:
     def _lead(self, round: int, silent: float) -> None:
         """No step for too long: find out for whom all wait, and have the processes started again.
 
-        Where etcd does not answer, this is called again.
+        Where this raises because etcd does not answer, `tick` calls it again.
         """
         what = f"no step for {silent:.0f} s"
         self._say(f"{what}: the stacks of all processes follow")
@@ -479,10 +477,11 @@ class Observer:
         risen = (hang.counters() - self._counted[1]).most_common(_SIGNS)
         return {lack: sys.maxsize} if lack else {f"{name} rose by {rise}": rise for name, rise in risen}
 
-    def _judge(self, failure: failures.Failure) -> bytes:
-        """Whether to go on after this failure; after new steps the agent has all its restarts again."""
-        marks = self._progress.look()
-        lasted = time.monotonic() - self._progress.since
+    def _judge(self, failure: failures.Failure, marks: progress.Marks, lasted: float) -> bytes:
+        """Whether to go on after this failure; after new steps the agent has all its restarts again.
+
+        ``marks``: the steps that this worker had seen. ``lasted``: seconds since its processes had started.
+        """
         knows = bool(marks or self._ledger.marks())
         self._ledger.advance(marks, lasted >= (_LONG_SECONDS if knows else self._limits.quiet_seconds))
         fresh = knows and not self._ledger.recent()
@@ -497,8 +496,19 @@ class Observer:
                 self._ledger.end_node(failure.round, failure.node)
         return report.REFILL if fresh else report.GO_ON
 
+    def _tell_rest(self) -> bool:
+        """Tell etcd, in order, what it does not know yet. Returns whether that is all."""
+        while True:
+            try:
+                action = self._untold.popleft()
+            except IndexError:
+                return True
+            if not self._tell(action, again=False):
+                self._untold.appendleft(action)
+                return False
+
     def _tell(self, action: Callable[[], object], again: bool = True) -> bool:
-        """Tell etcd something. Returns whether it answers; else this is done ``again`` at the next tick."""
+        """Tell etcd something; returns whether it has answered. If not, `tick` does it ``again``."""
         is_told = self._ask(lambda: (action(), True)[1], False)
         if again and not is_told:
             self._untold.append(action)

@@ -52,7 +52,7 @@ from bireme_runtime.process.waiting import BoundedWait
 LAUNCHER = (sys.executable, "-m", "bireme_runtime.elastic.agent.launch")
 _FIRST_DELAY_SECONDS, _LONGEST_DELAY_SECONDS = 0.2, 15.0
 _ETCD_SECONDS = 2.0
-_RELEASE_SECONDS = 8.0
+_RELEASE_SECONDS = 4.0
 _FENCE_SECONDS = 0.25
 _ANSWER_SECONDS = 0.02
 
@@ -259,12 +259,16 @@ class EtcdBackend(Backend):
                 self._board.extend(asked + fence.KILL_SHARE * self._ttl)
 
     def release(self) -> None:
-        try:
-            client = self._client.with_timeout(_RELEASE_SECONDS)
-            for lease in membership.leases_of(client, self._root, self._base) if self._base else ():
-                client.lease_revoke(lease)
-        except etcd.EtcdError as error:
-            say(f"cannot revoke the lease; it will expire: {error}")
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while True:
+            try:
+                for lease in self._leases():
+                    self._client.lease_revoke(lease)
+                return
+            except etcd.EtcdError as error:
+                if time.monotonic() >= deadline:
+                    return say(f"cannot revoke the lease; it will expire: {error}")
+                time.sleep(0.2)
 
     def forget(self) -> None:
         with contextlib.suppress(etcd.EtcdError):
@@ -290,9 +294,13 @@ class EtcdBackend(Backend):
 
     def is_first(self, index: str) -> bool:
         key = self._root + "told"
+        action = [etcd.key_is_same(key, 0)], [etcd.put_op(key, index)]
         try:
-            return self._client.txn([etcd.key_is_same(key, 0)], [etcd.put_op(key, index)]).succeeded
+            return self._client.txn(*action).succeeded
         except etcd.Ambiguous:
+            # A write comes before the reading, so that the first one cannot be carried out after it.
+            if self._client.txn(*action).succeeded:
+                return True
             kv = self._client.get(key)
             return kv is not None and kv.value == index
 

@@ -290,9 +290,11 @@ class EtcdLedger(Ledger):
             return _asked(kv).round == round == self._may_have_asked
         compare = [etcd.key_is_unchanged(self._hang, kv.mod_revision if kv else 0)]
         record = json.dumps({"round": round, "node": ""})
-        # Where the answer to this is lost, the next call finds whether it was done. Then nobody else leads.
-        self._may_have_asked = round
+        # If the answer is lost, the next call looks whether it was done, maybe after that call's reading.
+        is_again, self._may_have_asked = self._may_have_asked == round, round
         is_done = self._client.txn(compare, [etcd.put_op(self._hang, record)]).succeeded
+        if not is_done and is_again:
+            return _asked(self._client.get(self._hang)).round == round
         self._may_have_asked = round if is_done else 0
         return is_done
 

@@ -79,7 +79,7 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
 
 
 def _are_all(frames: Sequence[str], quiet: float) -> bool:
-    """Whether these are all calls of a process that has printed nothing for so many seconds.
+    """Whether a stack is complete. ``quiet``: the seconds since the process printed a line of it.
 
     The outermost calls are printed last, much later where the process gets no CPU.
     """

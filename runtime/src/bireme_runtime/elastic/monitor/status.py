@@ -19,7 +19,7 @@ from bireme_runtime.process.threads import in_one_thread
 EVENTS = ("nan", "slow")
 CAUSES = ("failure", "members", "agent", "hang", "nan", "slow")
 _KEPT_SECONDS = 2.0
-# The autoscaler waits two seconds for whether a checkpoint is being written, which etcd does not know.
+# The autoscaler waits two seconds for this answer, for whether a checkpoint is written. That needs no etcd.
 _ANSWER_SECONDS = 1.0
 
 
@@ -185,7 +185,8 @@ class WorkerStatus:
             self._asking = asking = in_one_thread(self._asking, self._ask_etcd)
         if wait([asking], _ANSWER_SECONDS).done:
             return asking.result()
-        return known or _without_etcd("etcd does not answer")
+        is_recent = known and time.monotonic() - when < 10 * _KEPT_SECONDS
+        return known if is_recent else _without_etcd("etcd does not answer")
 
     def _ask_etcd(self) -> dict[str, Any]:
         try:

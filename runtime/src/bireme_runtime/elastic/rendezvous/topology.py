@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import ssl
 import sys
 import time
@@ -23,11 +24,12 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # The answer without status and addresses, which a list of images makes long.
 _METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _TIMEOUT = 10.0
-_PATIENCE = 60.0
+# A role that was just made is not known to every API server at once.
+_PATIENCE, _REFUSED_PATIENCE = 60.0, 10.0
 
 
 class Refused(Unreachable):
-    """Another attempt does not help."""
+    """The API server refuses, mostly for good."""
 
 
 class Placed(Protocol):
@@ -95,14 +97,13 @@ def main(env: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> int:
 
 def _labels(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
     """The labels of the node. Raises Unreachable."""
-    deadline = time.monotonic() + _PATIENCE
+    began = time.monotonic()
     while True:
         try:
             return _ask(env, account)
-        except Refused:
-            raise
-        except Unreachable:
-            if time.monotonic() >= deadline:
+        except Unreachable as error:
+            patience = _REFUSED_PATIENCE if isinstance(error, Refused) else _PATIENCE
+            if time.monotonic() >= began + patience:
                 raise
             time.sleep(1.0)
 
@@ -123,4 +124,6 @@ def _ask(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
 
 
 if __name__ == "__main__":
+    # Process 1 of a container ignores it otherwise.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -36,7 +36,7 @@ ALIGNED, _HEAD, _MARK = 64, struct.Struct("<QQ"), "bireme:tensor"
 _ROUNDED = 1 << 20
 # After that the copies of the snapshot before are not waited for.
 _SECONDS = 30.0
-# How long a copy is asked for whose keeper does not answer.
+# For so long a keeper that does not answer is asked again for a copy.
 _TAKE_SECONDS = 60.0
 
 say = log_of("snapshots")

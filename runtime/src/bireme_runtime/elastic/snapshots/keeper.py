@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -69,7 +69,8 @@ class Service:
         os.mkfifo(told, 0o600)
         # Also open for writing, so that it has no end.
         self._told = os.fdopen(os.open(told, os.O_RDWR), "rb", buffering=0)
-        # Of each part of this pod, because its ranks tell theirs at the same moment.
+        # A lock for each part of this pod, because its ranks tell theirs at the same moment.
+        self._newest: dict[int, Part] = {}
         self._flushing: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._room = threading.BoundedSemaphore(_CONNECTIONS)
         self._state: dict[str, Any] = {"blockedSeconds": 0.0, "count": 0}
@@ -101,7 +102,8 @@ class Service:
             part = Part(*told["part"])
             self._state["blockedSeconds"] += told["blocked"]
             self._state["count"] += 1
-            self._flushing[part.part]  # made here, in the one thread that makes them
+            self._flushing[part.part]  # only this thread makes locks, so no two for one part
+            self._newest[part.part] = part
             in_thread(lambda part=part: self._keep(part))  # type: ignore[misc]
 
     def _keep(self, part: Part) -> None:
@@ -116,7 +118,7 @@ class Service:
             self._folder.tell(part, sum=sum)
             for keeper in plan.copy_to:
                 try:
-                    put(keeper, part, memory, sum)
+                    put(keeper, part, memory, sum, lambda: self._newest.get(part.part, part) == part)
                     copies += 1
                 except (OSError, BiremeError) as error:
                     self._say(f"snapshots: no copy of step {part.step} at {keeper.address}: {error}")
@@ -242,11 +244,13 @@ def asking(keeper: Keeper, op: str, part: Part, **more: Any) -> Iterator[tuple[s
             yield connection, stream
 
 
-def put(keeper: Keeper, part: Part, memory: Any, sum: int) -> None:
-    """Let a keeper have a copy of a part. Raises OSError, or Torn with what it says."""
+def put(
+    keeper: Keeper, part: Part, memory: Any, sum: int, is_wanted: Callable[[], bool] = lambda: True
+) -> None:
+    """Let a keeper have a copy of a part, while that is wanted. Raises OSError, or Torn with what it says."""
     with asking(keeper, "put", part, size=len(memory), sum=sum) as (connection, stream):
         if _answer(stream)["wanted"]:
-            _send_all(connection, memory)
+            _send_all(connection, memory, is_wanted)
             _answer(stream)
 
 
@@ -268,10 +272,12 @@ def _send(connection: socket.socket, **facts: Any) -> None:
     connection.sendall(json.dumps(facts).encode() + b"\n")
 
 
-def _send_all(connection: socket.socket, memory: Any) -> None:
-    """Send a part. The limit of the connection holds for each piece, because a part may take minutes."""
+def _send_all(connection: socket.socket, memory: Any, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Send a part. The limit of the connection holds for each MiB, because a part may take minutes."""
     view = memoryview(memory)
     for at in range(0, len(view), _CHUNK):
+        if not is_wanted():
+            raise Cut("there is a newer one")
         connection.sendall(view[at : at + _CHUNK])
 
 
