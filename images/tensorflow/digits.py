@@ -82,7 +82,7 @@ class Run(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self.save()
         if leaving:
             # All ranks wait until rank 0 has written: when one ends, mpirun kills the others.
-            hvd.allreduce(np.array(0.0))
+            hvd.allreduce(np.array([0.0]))
             self.log("stop", step=int(self.step))
             raise SystemExit(128 + signal.SIGTERM)
 
