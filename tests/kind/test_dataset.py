@@ -107,7 +107,7 @@ def content(files: int) -> Content:
     return {f"n{number % 7}/{number}.bin": chance.randbytes(SMALL + number) for number in range(files)}
 
 
-# Kills the copier as soon as its journal has so many files or parts. It runs on the node, because a copy of
+# Kills the copier once its journal has more than 20 files and parts. It runs on the node, because a copy of
 # small files ends within seconds.
 KILL = """
 for _ in {1..1200}; do

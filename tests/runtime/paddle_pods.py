@@ -99,7 +99,7 @@ class PaddleJob:
         for pid in (supervisor.pid, *map(int, children)):
             os.kill(pid, signal.SIGKILL)
         supervisor.wait()
-        # Until then the script keeps its port.
+        # The script keeps its port until it has ended.
         self.until(lambda: all(gone(int(pid)) for pid in children), "the script to end")
 
     def terminate(self, role: str, index: int) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -63,7 +62,8 @@ def _started_again(controller: programs.Program, environment: Mapping[str, str])
 
     The MPI operator gives up after 5 s, for which a busy machine may stand still.
     """
-    over = threading.Event()
+    over, home = threading.Event(), {**environment, "HOME": str(controller.log.parent)}
+    again = cast(Sequence[str], controller.process.args)
 
     def look() -> None:
         begins = 0
@@ -71,15 +71,7 @@ def _started_again(controller: programs.Program, environment: Mapping[str, str])
             said = controller.log.read_bytes()[begins:] if controller.has_ended() else b""
             if b"Leader election stopped" in said:
                 begins += len(said)
-                with controller.log.open("ab") as output:
-                    controller.process = subprocess.Popen(
-                        controller.process.args,
-                        env={**environment, "HOME": str(controller.log.parent)},
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
-                        start_new_session=True,
-                    )
+                controller.process = programs.spawn(again, home, controller.log)
 
     kubelet = threading.Thread(target=look, daemon=True)
     kubelet.start()

@@ -30,7 +30,7 @@ def until(
 
 
 def until_gone(api: Api, definition: str) -> None:
-    """Return once a definition that was deleted is gone.
+    """Wait until a deleted definition is gone.
 
     An API server that has just learnt the kind may delete it only after another write.
     """

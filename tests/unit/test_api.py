@@ -20,7 +20,7 @@ from tests.support.api_server import Quiet, serving, write_kubeconfig
 
 
 class BusyServer(ThreadingHTTPServer):
-    """Refuses as many times as it is told to, then gives the object; counts what it is asked."""
+    """Refuses the first ``busy`` requests, then gives the object. Counts the requests."""
 
     busy = 0
     asked = 0

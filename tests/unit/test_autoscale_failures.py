@@ -52,7 +52,7 @@ def test_one_that_failed_before_it_and_is_seen_after_it_takes_its_place_once() -
 
 
 class Refuses:
-    """An API server with one failed pod that does not take the first change."""
+    """An API server that has one failed pod and refuses the first change."""
 
     def __init__(self) -> None:
         self.changes = 0

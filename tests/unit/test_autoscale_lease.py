@@ -16,7 +16,7 @@ from tests.support.api_server import Quiet, serving
 
 
 class Cluster(ThreadingHTTPServer):
-    """An API server with a Lease and nothing else, which does not list Jobs the first time."""
+    """An API server that has only a Lease, and fails the first list of Jobs."""
 
     lease: dict[str, Any] | None = None
     asked_for_jobs = 0

@@ -49,7 +49,7 @@ class Lease:
             self.other = str(spec.get("holderIdentity") or "")
             version = live["metadata"]["resourceVersion"]
             if version != self._seen[0]:
-                # When it was heard: to ask for it may have taken long.
+                # The time of the answer, which may come long after the question.
                 self._seen = (version, self._clock())
             is_stale = asked - self._seen[1] > SECONDS
             held = (self.other in ("", self._holder) or is_stale) and self._write(live)

@@ -231,10 +231,18 @@ def _may_be_repeated(verb: str, content: bytes | None) -> bool:
 
 
 def _body(response: Any) -> bytes:
+    with _reading():
+        content = bytes(response.data)
+    return content
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Raises ApiError where the connection is lost in the middle of an answer."""
     import urllib3
 
     try:
-        return bytes(response.data)
+        yield
     except urllib3.exceptions.HTTPError as error:
         raise ApiError(0, f"the connection to the cluster was lost in the middle: {_cause(error)}") from error
 
@@ -245,16 +253,10 @@ def _object(response: Any) -> dict[str, Any]:
 
 
 def _chunks(response: Any) -> Iterator[bytes]:
-    import urllib3
-
-    try:
+    with contextlib.closing(response), _reading():
         # read1 does not wait until a buffer is full: the reader follows a log that is being written.
         while chunk := response.read1(65536):
             yield chunk
-    except urllib3.exceptions.HTTPError as error:
-        raise ApiError(0, f"the connection to the cluster was lost in the middle: {_cause(error)}") from error
-    finally:
-        response.close()
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:

@@ -78,16 +78,20 @@ def start(folder: Path, binary: Path, arguments: Sequence[str], environment: Map
     link = folder / binary.name
     link.symlink_to(binary)
     log = folder / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(link), *arguments],
-            env={**environment, "HOME": str(folder)},
+    return Program(spawn([str(link), *arguments], {**environment, "HOME": str(folder)}, log), log)
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, without input, whose output is added to ``log``."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    return Program(process, log)
 
 
 def run_alone(
@@ -101,17 +105,8 @@ def run_alone(
 
     It is in a session of its own: only this process gets Ctrl-C, and then calls ``stop``.
     """
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        ) as process,
-    ):
+    log.write_bytes(b"")
+    with spawn(command, environment, log) as process:
         try:
             return process.wait(seconds)
         except BaseException as error:

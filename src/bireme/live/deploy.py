@@ -342,7 +342,7 @@ class Deployer:
         return found, without_waiting(differences, plan.queued, found)
 
     def _is_held(self, plan: Plan, differences: tuple[Difference, ...], unchanged: float) -> bool:
-        """Whether only queues that know of it keep the plan from being reached, and preempt no job for it."""
+        """Whether only queues that have seen the job hold its pods back, and no job is preempted for it."""
         waits, left = self._queues(plan, differences) if plan.queued else ((), ())
         is_seen = unchanged > observe.UNSEEN_SECONDS or not any(each.why == UNSEEN for each in waits)
         is_settled = not any("preempt" in each.why.lower() for each in waits)

@@ -222,12 +222,15 @@ class Observer:
         self._failure = None
         cause = self.starts.began(facts)
         # A hang that was found while the last round ended must not be blamed on this one.
-        self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
+        self._forget_hang()
         past = self._history
         if past is not None and self.starts.rank == 0:
             more = self.keeper.round() if self.keeper else {}
             number = self.starts.round
             self._tell(lambda: past.world(number, cause, more))
+
+    def _forget_hang(self) -> None:
+        self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
 
     def started(self, facts: Mapping[str, Any]) -> None:
         """The processes have started."""
@@ -255,7 +258,7 @@ class Observer:
             failure = replace(failure, bug=bug_of(failure.words))
         self._say(failure.sentence)
         self.starts.because(self._cause if self._hang else "failure")
-        self._hang, self._cause, self._slowest, self._bug = "", "hang", None, ""
+        self._forget_hang()
         self._failure = failure
         marks, lasted = self._progress.look(), time.monotonic() - self._progress.since
         answer = self._ask(lambda: self._judge(failure, marks, lasted), b"")

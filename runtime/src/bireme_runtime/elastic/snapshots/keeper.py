@@ -69,8 +69,8 @@ class Service:
         os.mkfifo(told, 0o600)
         # Also open for writing, so that it has no end.
         self._told = os.fdopen(os.open(told, os.O_RDWR), "rb", buffering=0)
-        # A lock for each part of this pod, because its ranks tell theirs at the same moment.
         self._newest: dict[int, Part] = {}
+        # A lock for each part: the ranks of a pod hand in theirs at the same moment.
         self._flushing: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._room = threading.BoundedSemaphore(_CONNECTIONS)
         self._state: dict[str, Any] = {"blockedSeconds": 0.0, "count": 0}
