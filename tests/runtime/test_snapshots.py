@@ -286,6 +286,41 @@ def test_all_parts_of_a_pod_reach_a_slow_claim(
         waiting.until((tmp_path / "claim" / Part(1, 1, 2, part).name).exists)
 
 
+def test_workers_whose_claim_takes_longer_than_a_step_write_the_same_steps(
+    pod: NewPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, whole, written = tmp_path / "claim", write_whole, {0: 0, 1: 0}
+    begun: set[tuple[int, int]] = set()
+
+    def slowly(path: Path, content: Any) -> None:
+        of = Part.of(path.name.removesuffix(".sum"))
+        if of:
+            begun.add((of.part, of.step))
+            waiting.until(lambda: written[of.part] >= of.step)
+        whole(path, content)
+
+    monkeypatch.setattr(keeper, "write_whole", slowly)
+    monkeypatch.setattr(fence, "check", lambda *_, **__: None)
+    pods = [pod(name, BIREME_SNAPSHOT_FLUSH=str(claim)) for name in "ab"]
+    meet(pods, 1)
+    for step in range(1, 7):
+        # The second worker's first part comes a step later, so that both would take turns for ever.
+        for rank in (0, 1)[: 1 if step == 1 else 2]:
+            pods[rank].save(step)
+            skipped = f"step {step} is not written to the claim"
+            waiting.until(lambda: (rank, step) in begun or any(skipped in each for each in pods[rank].said))  # noqa: B023
+            written[rank] = step - 1
+            if (rank, step - 1) in begun:
+                until_written(pods[rank], claim / Part(1, step - 1, 2, rank).name)
+    assert [step for step in range(1, 7) if {(0, step), (1, step)} <= begun] == [4, 6]
+    # A claim that is quick again gets each step.
+    written |= {0: 7, 1: 7}
+    for rank, one in enumerate(pods):
+        until_written(one, claim / Part(1, 6, 2, rank).name)
+        one.save(7)
+        until_written(one, claim / Part(1, 7, 2, rank).name)
+
+
 def test_a_part_with_another_checksum_is_taken_elsewhere_and_then_the_step_before(pod: NewPod) -> None:
     pods = [pod(name) for name in "ab"]
     meet(pods, 1)
@@ -366,7 +401,7 @@ def until_written(pod: Pod, file: Path) -> None:
     waiting.until(file.exists)
     part = Part.of(file.name)
     assert part
-    with pod.service._flushing[part.part]:
+    with pod.service._claims[part.part].free:
         pass
 
 

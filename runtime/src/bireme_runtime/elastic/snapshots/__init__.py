@@ -30,7 +30,6 @@ from bireme_runtime.elastic.snapshots.files import ANY_SUM, Cut, Folder, NoRoom,
 from bireme_runtime.process import environment
 from bireme_runtime.process.log import log_of
 
-EVERY = "BIREME_SNAPSHOT_EVERY"
 ALIGNED, _HEAD, _MARK = 64, struct.Struct("<QQ"), "bireme:tensor"
 # Sizes are rounded, because files are written again only where sizes are the same.
 _ROUNDED = 1 << 20
@@ -49,7 +48,7 @@ class Rank:
         self._env = env
         self.plan = plan.from_env(env)
         self.on = bool(self.plan.token)
-        self.every = environment.integer(env, EVERY, 1, least=1)
+        self.every = environment.integer(env, keeper.EVERY, 1, least=1)
         self.rank = environment.integer(env, "RANK", 0)
         self.world = environment.integer(env, "WORLD_SIZE", 1)
         if self.on:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
@@ -31,7 +32,8 @@ from bireme_runtime.process.log import Say
 from bireme_runtime.process.server import listen
 from bireme_runtime.process.threads import in_thread
 
-BUDGET, FLUSH_EVERY = "BIREME_SNAPSHOT_BUDGET_MIB", "BIREME_SNAPSHOT_FLUSH_EVERY"
+BUDGET, EVERY = "BIREME_SNAPSHOT_BUDGET_MIB", "BIREME_SNAPSHOT_EVERY"
+FLUSH_EVERY = "BIREME_SNAPSHOT_FLUSH_EVERY"
 TOLD = "told"
 # A keeper that is silent for so long is not waited for.
 _SECONDS = 10.0
@@ -39,6 +41,27 @@ _LONGEST_LINE, _CHUNK = 4096, 1 << 20
 _KEPT_ON_CLAIM = 2
 # Connections at a time. Anybody in the cluster may try the port.
 _CONNECTIONS = 256
+
+
+class _Claim:
+    """How quickly the claim takes one part. Only steps that ``stride`` divides are written to it."""
+
+    def __init__(self) -> None:
+        self.free = threading.Lock()
+        self.stride, self._missed = 1, 0
+
+    def begins(self, number: int) -> bool:
+        """Whether the part of snapshot ``number`` is written, as far as this worker can tell at once."""
+        if number % self.stride or not self.free.acquire(blocking=False):
+            self._missed += 1
+            return False
+        self._missed = 0
+        return True
+
+    def ends(self) -> None:
+        """A part has been written. Powers of two let workers of different speed meet at the same steps."""
+        self.stride = 1 << self._missed.bit_length()
+        self.free.release()
 
 
 def folder_of(env: Mapping[str, str]) -> Folder:
@@ -58,7 +81,9 @@ class Service:
             has = f"{self._folder.path} has {room.f_blocks * room.f_frsize >> 20} MiB"
             raise Stop(CONFIG, f"{has} and recovery.snapshots.budgetMiB is {budget}: raise pod.shm.size")
         self._flush = Folder(Path(env[FLUSH])) if env.get(FLUSH) else None
-        self._every = environment.integer(env, FLUSH_EVERY, 1, least=1)
+        # Steps between two snapshots that may go to the claim.
+        every = [environment.integer(env, name, 1, least=1) for name in (EVERY, FLUSH_EVERY)]
+        self._between = math.lcm(*every)
         self._listener = listen("", 0)
         address = env.get("PET_LOCAL_ADDR") or socket.gethostname()
         port, node = int(self._listener.getsockname()[1]), env.get("BIREME_NODE", "")
@@ -70,8 +95,8 @@ class Service:
         # Also open for writing, so that it has no end.
         self._told = os.fdopen(os.open(told, os.O_RDWR), "rb", buffering=0)
         self._newest: dict[int, Part] = {}
-        # A lock for each part: the ranks of a pod hand in theirs at the same moment.
-        self._flushing: dict[int, threading.Lock] = defaultdict(threading.Lock)
+        # One for each part: the ranks of a pod hand in theirs at the same moment.
+        self._claims: dict[int, _Claim] = defaultdict(_Claim)
         self._room = threading.BoundedSemaphore(_CONNECTIONS)
         self._state: dict[str, Any] = {"blockedSeconds": 0.0, "count": 0}
         for run in (self._accept, self._listen):
@@ -102,7 +127,7 @@ class Service:
             part = Part(*told["part"])
             self._state["blockedSeconds"] += told["blocked"]
             self._state["count"] += 1
-            self._flushing[part.part]  # only this thread makes locks, so no two for one part
+            self._claims[part.part]  # only this thread makes them, so no two for one part
             self._newest[part.part] = part
             in_thread(lambda part=part: self._keep(part))  # type: ignore[misc]
 
@@ -124,16 +149,16 @@ class Service:
                     self._say(f"snapshots: no copy of step {part.step} at {keeper.address}: {error}")
             self._folder.tell(part, sum=sum, copies=copies)
             self._state.update(step=part.step, time=time.time(), MiB=len(memory) >> 20, copies=copies)
-            if self._flush and part.step % self._every == 0:
+            if self._flush and part.step % self._between == 0:
                 self._write_behind(self._flush, part, memory, sum, plan)
         except Torn as torn:
             self._folder.tell(part, **{**known, "copies": 0})
             self._say(f"snapshots: step {part.step} is not kept: {torn}")
 
     def _write_behind(self, claim: Folder, part: Part, memory: Any, sum: int, plan: Plan) -> None:
-        """Write to the claim, unless that still takes the part before."""
-        flushing = self._flushing[part.part]
-        if not flushing.acquire(blocking=False):
+        """Write to the claim, unless that takes longer than from one snapshot to the next."""
+        flushing = self._claims[part.part]
+        if not flushing.begins(part.step // self._between):
             return self._say(f"snapshots: step {part.step} is not written to the claim, which is too slow")
         # Of this worker: others may write the same part, which all of them have restored.
         hidden = claim.path / f".{part.name}.{plan.rank}"
@@ -151,7 +176,7 @@ class Service:
                 hidden.unlink(missing_ok=True)
             self._say(f"snapshots: step {part.step} is not on the claim: {error}")
         finally:
-            flushing.release()
+            flushing.ends()
 
     def _prune(self, claim: Folder) -> None:
         """Delete the files of snapshots before the newest whole ones, also what killed writers have left."""
