@@ -70,7 +70,7 @@ class Kept:
         write(self.folder.path / plan.KEEPER, asdict(own))
         claim = keeping.memory / f"claim-{worker.run}"
         self.env = {
-            plan.FOLDER: str(self.folder.path), snapshots.EVERY: str(keeping.every),
+            plan.FOLDER: str(self.folder.path), keeper.EVERY: str(keeping.every),
             "PET_RDZV_ENDPOINT": "etcd:2379", etcd.HISTORY: worker.board.path,
             **({plan.FLUSH: str(claim)} if keeping.flush else {}),
         }  # fmt: skip

@@ -5,9 +5,12 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	paths "path"
 	"slices"
 	"strings"
+	"text/template"
 	"unicode"
+	_ "unsafe" // for go:linkname
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"helm.sh/helm/v4/pkg/chart"
@@ -23,11 +26,12 @@ import (
 	releaseutil "helm.sh/helm/v4/pkg/release/v1/util"
 )
 
-// What renders of one process share: the files of charts, their schemas, what each text of a template holds, and the
-// large parts of answers that were told.
+// What renders of one process share: the files of charts, their schemas, their templates, what each text of a template
+// holds, and the large parts of answers that were told.
 var (
 	files   = map[string]read{}
 	schemas = map[string]*jsonschema.Schema{}
+	parsed  = map[string]*template.Template{}
 	objects = map[string]held{}
 	told    = map[string]int{}
 	kept    int // bytes in objects
@@ -52,32 +56,33 @@ type held struct {
 }
 
 // load reads a chart from the disk once.
-func load(path string) (chart.Charter, error) {
+func load(folder string) (chart.Charter, error) {
 	before := said.Len()
-	if known, is := files[path]; is {
+	if known, is := files[folder]; is {
 		loaded, err := v2loader.LoadFiles(known.files)
 		said.Truncate(before)
 		said.WriteString(known.said)
 		return loaded, err
 	}
-	loaded, err := loader.Load(path)
+	loaded, err := loader.Load(folder)
 	if one, is := loaded.(*v2.Chart); is && err == nil {
 		if len(files) == mostCharts {
 			clear(files)
 			clear(schemas)
+			clear(parsed)
 		}
 		known := read{said: said.String()[before:]}
 		for _, file := range one.Raw {
 			known.files = append(known.files, &archive.BufferedFile{Name: file.Name, ModTime: file.ModTime, Data: file.Data})
 		}
-		files[path] = known
+		files[folder] = known
 	}
 	return loaded, err
 }
 
-// quick renders as action.Install does, without what earlier renders did. What it cannot render is for action.Install,
-// which has the words for it.
-func (asked request) quick(one *v2.Chart, merged map[string]any, version *common.KubeVersion) ([]string, bool) {
+// quick renders as action.Install does, without what earlier renders did. What it cannot render is errSlow: action.Install
+// has the words for it.
+func (asked request) quick(one *v2.Chart, merged map[string]any, version *common.KubeVersion) ([]string, error) {
 	capabilities := common.DefaultCapabilities.Copy()
 	if version != nil {
 		capabilities.KubeVersion = *version
@@ -85,21 +90,21 @@ func (asked request) quick(one *v2.Chart, merged map[string]any, version *common
 	capabilities.APIVersions = append(capabilities.APIVersions, asked.APIVersions...)
 	needed := one.Metadata.KubeVersion
 	if needed != "" && !v2util.IsCompatibleRange(needed, capabilities.KubeVersion.String()) {
-		return nil, false
+		return nil, errSlow
 	}
 	if v2util.ValidateReleaseName(asked.Release) != nil || v2util.ProcessDependencies(one, merged) != nil {
-		return nil, false
+		return nil, errSlow
 	}
 	options := common.ReleaseOptions{
 		Name: asked.Release, Namespace: asked.Namespace, Revision: 1, IsInstall: !asked.IsUpgrade, IsUpgrade: asked.IsUpgrade,
 	}
 	top, err := util.ToRenderValuesWithSchemaValidation(one, merged, options, capabilities, true)
 	if err != nil || !asked.SkipsSchema && !isValid(one, top["Values"].(common.Values)) {
-		return nil, false
+		return nil, errSlow
 	}
-	rendered, err := engine.Engine{}.RenderWithContext(context.Background(), one, top)
+	rendered, err := asked.executed(one, top)
 	if err != nil {
-		return nil, false
+		return nil, err
 	}
 	var all held
 	for _, name := range slices.Sorted(maps.Keys(rendered)) {
@@ -108,7 +113,7 @@ func (asked request) quick(one *v2.Chart, merged map[string]any, version *common
 		}
 		some, err := split(name, rendered[name])
 		if err != nil {
-			return nil, false
+			return nil, errSlow
 		}
 		all.manifests, all.hooks = append(all.manifests, some.manifests...), append(all.hooks, some.hooks...)
 	}
@@ -126,7 +131,65 @@ func (asked request) quick(one *v2.Chart, merged map[string]any, version *common
 	for _, each := range all.hooks {
 		parts = append(parts, fmt.Sprintf("---\n# Source: %s\n%s\n", each.Path, each.Manifest))
 	}
-	return parts, true
+	return parts, nil
+}
+
+// What Helm's engine has no exported name for. Its own render would parse all templates each time.
+//
+//go:linkname allTemplates helm.sh/helm/v4/pkg/engine.allTemplates
+func allTemplates(chart.Charter, common.Values) map[string]renderable
+
+//go:linkname sortTemplates helm.sh/helm/v4/pkg/engine.sortTemplates
+func sortTemplates(map[string]renderable) []string
+
+//go:linkname initFunMap helm.sh/helm/v4/pkg/engine.Engine.initFunMap
+func initFunMap(engine.Engine, context.Context, *template.Template)
+
+//go:linkname reformatExecErrorMsg helm.sh/helm/v4/pkg/engine.reformatExecErrorMsg
+func reformatExecErrorMsg(string, error) error
+
+// renderable has the fields of the engine's own.
+type renderable struct {
+	text   string
+	values common.Values
+	base   string
+}
+
+// executed renders all templates of a chart with their values, as the engine does.
+func (asked request) executed(one *v2.Chart, top common.Values) (map[string]string, error) {
+	all := allTemplates(one, top)
+	names := sortTemplates(all)
+	key := asked.Chart + "\n" + strings.Join(names, "\n")
+	if parsed[key] == nil {
+		made := template.New("gotpl")
+		initFunMap(engine.Engine{}, context.Background(), made)
+		for _, name := range names {
+			if _, err := made.New(name).Parse(all[name].text); err != nil {
+				return nil, errSlow
+			}
+		}
+		parsed[key] = made
+	}
+	copied, err := parsed[key].Clone()
+	if err != nil {
+		return nil, errSlow
+	}
+	copied.Option("missingkey=zero")
+	initFunMap(engine.Engine{}, context.Background(), copied)
+	rendered := map[string]string{}
+	for _, name := range names {
+		if strings.HasPrefix(paths.Base(name), "_") {
+			continue
+		}
+		each := all[name]
+		each.values["Template"] = common.Values{"Name": name, "BasePath": each.base}
+		var text strings.Builder
+		if err := copied.ExecuteTemplate(&text, name, each.values); err != nil {
+			return nil, fmt.Errorf("%w%s", reformatExecErrorMsg(name, err), useDebug)
+		}
+		rendered[name] = strings.ReplaceAll(text.String(), "<no value>", "")
+	}
+	return rendered, nil
 }
 
 // split gives what the rendered text of a template holds.

@@ -72,6 +72,8 @@ func main() {
 	}
 }
 
+const useDebug = "\n\nUse --debug flag to render out invalid YAML"
+
 // errSlow says that a quick render was none.
 var errSlow = errors.New("not quick")
 
@@ -117,9 +119,9 @@ func (asked request) render(made *answer, quickly bool) error {
 	}
 	one, is := loaded.(*v2.Chart)
 	if quickly && is {
-		parts, done := asked.quick(one, merged, client.KubeVersion)
-		if !done {
-			return errSlow
+		parts, err := asked.quick(one, merged, client.KubeVersion)
+		if err != nil {
+			return err
 		}
 		made.Parts = tell(parts)
 		return nil
@@ -132,7 +134,7 @@ func (asked request) render(made *answer, quickly bool) error {
 	done, err := client.RunWithContext(context.Background(), loaded, merged)
 	rendered, _ := done.(*release.Release)
 	if err != nil && rendered != nil {
-		return fmt.Errorf("%w\n\nUse --debug flag to render out invalid YAML", err)
+		return fmt.Errorf("%w%s", err, useDebug)
 	} else if err != nil {
 		return err
 	}

@@ -1,0 +1,1 @@
+// With a file of assembly, Go takes functions without a body: those of go:linkname.
