@@ -35,6 +35,7 @@ from bireme.tools import Toolbox
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import auth
+from bireme_runtime.process.log import log_of
 from tests.runtime.etcd_servers import EtcdServer
 
 # After a round, before doing nothing is measured: members still hear of it.
@@ -239,8 +240,7 @@ def set_up_users(server: EtcdServer) -> None:
         "BIREME_ETCD_USERNAME": USER.username, "BIREME_ETCD_PASSWORD": USER.password,
         "BIREME_ETCD_PREFIX": "/", "BIREME_WAIT_SECONDS": "60",
     }  # fmt: skip
-    if auth.main(environment):
-        raise click.ClickException("etcd did not take the users")
+    auth.set_up_all(environment, log_of("users"))
 
 
 def measure(server: EtcdServer, members: int, processes: int, lease: int, idle: float, users: bool) -> Result:

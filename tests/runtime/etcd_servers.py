@@ -13,11 +13,15 @@ import threading
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bireme.clusters import ports
+from bireme_runtime.etcd.server import auth
+from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.log import log_of
 
 # The folder that pods have on PYTHONPATH.
 RUNTIME = Path(__file__).parents[2] / "runtime" / "src"
@@ -196,3 +200,14 @@ class Proxy:
         for sock in (source, sink):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+
+
+def set_up_users(env: Mapping[str, str]) -> bool:
+    """Set etcd's users up once, as its pod does; whether it succeeded. What is wrong is in the log."""
+    say = log_of("users")
+    try:
+        auth.set_up_all(env, say)
+    except (BiremeError, ValueError) as error:
+        say(str(error))
+        return False
+    return True

@@ -12,8 +12,7 @@ import pytest
 
 from bireme_runtime.elastic.agent import launch
 from bireme_runtime.process import devices
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG, TEMPORARY
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, Stop
 from tests.runtime.etcd_servers import RUNTIME
 
 PLUGIN = "libnccl-net-ofi.so"
@@ -56,7 +55,7 @@ class Container:
         for name in names:
             (self.root / name).unlink()
 
-    def lack(self, **env: str) -> devices.Lack | None:
+    def lack(self, **env: str) -> Stop | None:
         return devices.efa_lack({**self.env, **env}, self.root)
 
 
@@ -84,8 +83,8 @@ def test_each_missing_part_is_named(container: Container, gone: list[str], words
     container.without(*gone)
     lack = container.lack()
     assert lack is not None
-    assert words in lack.sentence
-    assert "\n" not in lack.sentence
+    assert words in str(lack)
+    assert "\n" not in str(lack)
     assert lack.code == code
 
 
@@ -93,7 +92,7 @@ def test_what_fi_info_says_is_passed_on(container: Container) -> None:
     container.program("fi_info", "echo 'fi_getinfo: -61 (No data available)' >&2; exit 61")
     lack = container.lack()
     assert lack is not None
-    assert "fi_info -p efa: fi_getinfo: -61 (No data available)" in lack.sentence
+    assert "fi_info -p efa: fi_getinfo: -61 (No data available)" in str(lack)
 
 
 def test_workers_without_nccl_need_no_plugin(container: Container) -> None:
@@ -135,7 +134,7 @@ def test_efa_needs_memory_that_a_process_may_lock(container: Container) -> None:
     container.limits("8388608")
     lack = container.lack()
     assert lack is not None
-    assert lack.sentence.startswith("a process may lock 8192 KiB of memory")
+    assert str(lack).startswith("a process may lock 8192 KiB of memory")
     assert lack.code == TEMPORARY
     container.limits("8388608", rights=1 << 14)
     assert container.lack() is None, "CAP_IPC_LOCK knows no limit"

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.etcd.server import auth
-from tests.runtime.etcd_servers import EtcdServer, Proxy, free_port
+from tests.runtime.etcd_servers import EtcdServer, Proxy, free_port, set_up_users
 
 
 def client_of(*servers: EtcdServer, timeout: float = 5.0, **credentials: str) -> etcd.Client:
@@ -186,7 +185,7 @@ def test_the_cluster_is_described(client: etcd.Client, shared_etcd: EtcdServer) 
     status = client.status()
     assert status.version.startswith("3.")
     (member,) = client.members()
-    assert member.id == status.member_id == status.leader
+    assert member.id == status.leader
     assert member.client_urls == (f"http://{shared_etcd.endpoint}",)
 
 
@@ -269,7 +268,7 @@ def test_with_users_a_client_certificate_with_a_common_name_is_reported(
     url = tls_server(new_etcd, nameless)
     wanted = {"BIREME_ETCD_ENDPOINTS": url, "BIREME_ETCD_ROOT_PASSWORD": "r", "BIREME_ETCD_USERNAME": "u"}
     files = {f"BIREME_ETCD_{name.upper()}": file for name, file in nameless.items()}
-    assert auth.main({**wanted, "BIREME_ETCD_PASSWORD": "p", **files}) == 0
+    assert set_up_users({**wanted, "BIREME_ETCD_PASSWORD": "p", **files})
     user = etcd.Credentials("u", "p", **nameless)
     etcd.Client(etcd.parse_endpoints(url), user).put("/a", "1")
     with pytest.raises(etcd.AuthError, match="client certificates without a CommonName: make one without"):

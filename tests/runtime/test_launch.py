@@ -104,7 +104,7 @@ def test_what_the_supervisor_fails_to_note_keeps_no_agent_waiting(
     def fail(facts: object) -> bytes:
         raise OSError("read-only file system")
 
-    listener = report.Listener(lambda facts: None, lambda facts: None, fail)
+    listener = report.Listener(starting=lambda facts: None, started=lambda facts: None, failed=fail)
     # A process of its own would have its own ends.
     ends = [os.dup(int(each)) for each in listener.environment.values()]
     listener.started()

@@ -14,8 +14,7 @@ import pytest
 
 from bireme_runtime.mpi.ssh import Ssh, for_trainers, greet, is_broken
 from bireme_runtime.mpi.world import MpiWorld
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG
+from bireme_runtime.process.errors import CONFIG, Stop
 from tests.runtime.etcd_servers import RUNTIME
 from tests.support.waiting import until
 

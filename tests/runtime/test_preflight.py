@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.elastic.agent import preflight
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG, TEMPORARY
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, Stop
 from tests.runtime.etcd_servers import RUNTIME
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from bireme_runtime.elastic.rendezvous import topology
+from bireme_runtime.elastic.rendezvous import rules
 
 
-@dataclass(frozen=True)
-class Worker:
-    name: str
-    place: tuple[str, ...] = ()
+def worker(name: str, *place: str) -> rules.Member:
+    return rules.Member(name, name, 0, "", 0, place=place)
 
 
-def workers(text: str) -> list[Worker]:
+def workers(text: str) -> list[rules.Member]:
     """`a1` is a worker on the switch 1 of block a; the number after a dot tells apart those on one switch."""
-    return [Worker(name, tuple(name[:2])) for name in text.split()]
+    return [worker(name, *name[:2]) for name in text.split()]
 
 
 def order(text: str, unit: int = 1) -> str:
-    return " ".join(each.name for each in topology.arranged(workers(text), unit))
+    return " ".join(each.id for each in rules.arranged(workers(text), unit))
 
 
 def test_workers_of_a_switch_are_neighbours_and_switches_of_a_block_too() -> None:
@@ -37,7 +33,7 @@ def test_a_unit_is_on_one_switch_if_enough_are_there_and_else_in_one_block() -> 
 
 
 def test_workers_whose_place_is_not_known_keep_their_order() -> None:
-    some = [Worker("x"), Worker("y"), Worker("z")]
-    assert topology.arranged(some, 2) == some
-    mixed = [Worker("x"), Worker("a", ("zone", "1")), Worker("y"), Worker("b", ("zone", "1"))]
-    assert [each.name for each in topology.arranged(mixed, 1)] == ["x", "y", "a", "b"]
+    some = [worker("x"), worker("y"), worker("z")]
+    assert rules.arranged(some, 2) == some
+    mixed = [worker("x"), worker("a", "zone", "1"), worker("y"), worker("b", "zone", "1")]
+    assert [each.id for each in rules.arranged(mixed, 1)] == ["x", "y", "a", "b"]

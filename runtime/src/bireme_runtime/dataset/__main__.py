@@ -15,8 +15,7 @@ from bireme_runtime.dataset.manifest import verify
 from bireme_runtime.dataset.place import Folder, alone
 from bireme_runtime.dataset.settings import settings_from
 from bireme_runtime.dataset.staging import publish, stage
-from bireme_runtime.process.errors import BiremeError, Unreachable
-from bireme_runtime.process.exits import TEMPORARY, USAGE
+from bireme_runtime.process.errors import TEMPORARY, USAGE, BiremeError, Unreachable
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.sources.source import ATTEMPTS, Changed, FolderSource

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 from bireme_runtime.dataset.journal import EarlierCopies, Journal
@@ -18,6 +19,7 @@ from bireme_runtime.dataset.lists import Lists, joined
 from bireme_runtime.dataset.manifest import Corrupt, changed_at, size_of
 from bireme_runtime.dataset.settings import StagingSettings
 from bireme_runtime.process.log import Say
+from bireme_runtime.process.threads import in_thread
 from bireme_runtime.sources.checksums import Checksum, compute, digest_of
 from bireme_runtime.sources.source import SourceError, fetch
 
@@ -45,19 +47,10 @@ class Copier:
             files, total = files + 1, total + item.entry.size
         self._bytes = self._done = 0
         tasks = self._tasks(joined(listing.share(index, workers), self._journal.past(lists)))
-        started = shown = time.monotonic()
-        threads = [
-            threading.Thread(target=self._work, args=(tasks,), daemon=True)
-            for _ in range(self._settings.parallel)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)
-                if time.monotonic() - shown > _PROGRESS_SECONDS:
-                    shown = time.monotonic()
-                    self._report(files, total, shown - started)
+        started = time.monotonic()
+        working = [in_thread(lambda: self._work(tasks)) for _ in range(self._settings.parallel)]
+        while wait(working, _PROGRESS_SECONDS).not_done:
+            self._report(files, total, time.monotonic() - started)
         if self._error is not None:
             raise self._error
         self._report(files, total, time.monotonic() - started)
@@ -184,8 +177,7 @@ class Copier:
                 file.write(chunk)
                 self._count(len(chunk))
 
-            if start < end:
-                fetch(item.source, item.entry, start, end, take)
+            fetch(item.source, item.entry, start, end, take)
             file.flush()
             os.fsync(file.fileno())
         into = os.path.basename(unfinished)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from bireme_runtime.dispatcher.client import Dispatcher, DispatcherError, Unavailable
-from bireme_runtime.process.exits import CONFIG, FAILED, TEMPORARY, USAGE
+from bireme_runtime.process.errors import CONFIG, FAILED, TEMPORARY, USAGE
 from bireme_runtime.process.log import log_of
 
 

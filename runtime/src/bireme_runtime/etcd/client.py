@@ -76,14 +76,11 @@ class Client:
         other._timeout = seconds
         return other
 
-    def expect(self, clients: int) -> None:
-        """So many clients start together with this one: spread the first logins."""
-        self._shared.login_pace.first_window = self._login_ms / 1000 * clients if clients > 1 else 0.0
-
-    @property
-    def login_window(self) -> float:
-        """Seconds over which the first logins are spread."""
-        return self._shared.login_pace.first_window
+    def expect(self, clients: int) -> float:
+        """So many clients start together with this one: returns the seconds over which they log in first."""
+        window = self._login_ms / 1000 * clients if clients > 1 else 0.0
+        self._shared.login_pace.first_window = window
+        return window
 
     # Keys ----------------------------------------
 
@@ -200,11 +197,7 @@ class Client:
     def status(self) -> EndpointStatus:
         """State of the first server that answers."""
         endpoint, answer = self._call("/v3/maintenance/status", {}, repeatable=True)
-        header = answer.get("header", {})
-        return EndpointStatus(
-            str(endpoint), answer.get("version", ""), int(header.get("member_id", 0)),
-            int(answer.get("leader", 0)), int(header.get("revision", 0)),
-        )  # fmt: skip
+        return EndpointStatus(str(endpoint), answer.get("version", ""), int(answer.get("leader", 0)))
 
     def members(self, by_majority: bool = True) -> tuple[ClusterMember, ...]:
         """The members of the cluster: those that a majority agrees on, or those that one server knows."""
@@ -524,7 +517,7 @@ def wait_until_up(client: Client, seconds: float, say: Say) -> EndpointStatus:
 
 def _probe(client: Client) -> EndpointStatus:
     """The status of a server that serves reads, even if the user may read neither status nor keys."""
-    status = EndpointStatus(", ".join(map(str, client.endpoints)), "", 0, 0, 0)
+    status = EndpointStatus(", ".join(map(str, client.endpoints)), "", 0)
     with _denial_is_fine():
         # When etcd 3.6 asks for users, only root may read its status.
         status = client.status()

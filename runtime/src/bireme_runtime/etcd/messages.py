@@ -158,9 +158,7 @@ class EndpointStatus:
 
     endpoint: str
     version: str
-    member_id: int
     leader: int
-    revision: int
 
 
 def prefix_end(prefix: str) -> bytes:

@@ -19,8 +19,7 @@ from bireme_runtime.mpi.ssh import Ssh
 from bireme_runtime.mpi.workers import Workers
 from bireme_runtime.mpi.world import MpiWorld
 from bireme_runtime.process.disk import write_whole
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG
+from bireme_runtime.process.errors import CONFIG, Stop
 
 NO_HOROVODRUN = "the image has no horovodrun on its PATH: install Horovod in it, built with Gloo"
 # Looking for a worker that is not there asks the cluster's DNS several times.

@@ -19,8 +19,7 @@ from pathlib import Path
 
 from bireme_runtime.dispatcher.notes import VARIABLE
 from bireme_runtime.process import children, environment
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG
+from bireme_runtime.process.errors import CONFIG, Stop
 
 PORT = 2222
 _SERVER = """\

@@ -25,8 +25,7 @@ from bireme_runtime.mpi.ssh import Ssh, for_trainers, is_login
 from bireme_runtime.mpi.workers import Workers
 from bireme_runtime.mpi.world import PROBE, MpiWorld, interface_of
 from bireme_runtime.process import children, devices, environment, webhook
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG, TEMPORARY, USAGE, as_shell
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, USAGE, Stop, as_shell
 from bireme_runtime.process.log import last_words, log_of
 
 TERMINATED = as_shell(-signal.SIGTERM)
@@ -124,7 +123,7 @@ def _leave(served: int, env: Mapping[str, str], end: children.Terminated) -> Non
 
     Its ranks end when the program commits next. SIGTERM could make them stop the program.
     """
-    ranks = _ranks()
+    ranks = ranks_below(os.getpid())
     say(f"{end}: the program has {_grace(env):.0f} s to commit and go on without the ranks of this pod")
     idle = [pid for pid in children.descendants(served) if not {pid, *children.descendants(pid)} & set(ranks)]
     children.send([served, *idle], signal.SIGKILL)
@@ -134,14 +133,9 @@ def _leave(served: int, env: Mapping[str, str], end: children.Terminated) -> Non
 def _let_save(end: children.Terminated, env: Mapping[str, str]) -> None:
     """Give the ranks of this pod time to save."""
     say(f"{end}: the ranks of this pod have {_grace(env):.0f} s to save")
-    ranks = _ranks()
+    ranks = ranks_below(os.getpid())
     children.send(ranks, signal.SIGTERM)
     children.wait_for_end(ranks, _grace(env))
-
-
-def _ranks() -> list[int]:
-    """The processes of the program in this pod."""
-    return ranks_below(os.getpid())
 
 
 # --- launcher ---
@@ -172,9 +166,13 @@ def _launch(argv: list[str], env: Mapping[str, str]) -> int:
         if os.uname().nodename not in world.names:
             # The workers may not have been told to end: a second mpirun ends their ranks as earlier ones.
             children.start(world.mpirun(PROBE, variables), variables)
-        code = _end(pid, _grace(env))
+        # As in every other pod. mpirun would kill them at once.
+        children.send(ranks_below(os.getpid()), signal.SIGTERM)
+        if children.wait_for_end([pid], _grace(env)):
+            children.send([pid], signal.SIGTERM)
+            children.wait_for_end([pid], _EXIT_SECONDS)
         leave_for_all(env)
-        return code
+        return TERMINATED
     except Stop:
         # A worker is lost, which is no fault of the shards that the ranks have.
         children.kill_descendants()
@@ -253,15 +251,6 @@ def _watch_all(pid: int, workers: Workers) -> int:
         return children.exit_code(ended[pid])
     children.wait_for_end([pid], _EXIT_SECONDS)
     raise Stop(TEMPORARY, f"{_names(lost)} went away while the program ran, and it needs all workers")
-
-
-def _end(pid: int, grace: float) -> int:
-    """Give this pod's ranks time to save, as every other pod does. mpirun would kill them at once."""
-    children.send(_ranks(), signal.SIGTERM)
-    if children.wait_for_end([pid], grace):
-        children.send([pid], signal.SIGTERM)
-        children.wait_for_end([pid], _EXIT_SECONDS)
-    return TERMINATED
 
 
 def _program(argv: list[str]) -> tuple[bool, list[str]]:

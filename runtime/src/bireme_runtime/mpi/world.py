@@ -16,8 +16,7 @@ from pathlib import Path
 
 from bireme_runtime.process import environment
 from bireme_runtime.process.environment import setting
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG
+from bireme_runtime.process.errors import CONFIG, Stop
 
 # Each rank of the probe prints its host and the size of its world; before that, the first one of each host
 # ends ranks that an earlier launcher left there.

@@ -31,8 +31,7 @@ from bireme_runtime.dispatcher.messages import numbers_of, spans
 from bireme_runtime.paddle.run import Save, client_of_script, last_save
 from bireme_runtime.process import environment
 from bireme_runtime.process.disk import to_disk, write_whole
-from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.process.exits import as_shell
+from bireme_runtime.process.errors import BiremeError, as_shell
 
 Saver = Callable[[str], object]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from bireme_runtime.paddle.run import client_of_script
 from bireme_runtime.process import environment
-from bireme_runtime.process.exits import FAILED
+from bireme_runtime.process.errors import FAILED
 
 _RUNTIME = "paddle.distributed.ps.the_one_ps"
 

@@ -26,8 +26,7 @@ from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.paddle import run as runs
 from bireme_runtime.process import children, devices, environment, http, webhook
 from bireme_runtime.process.environment import setting
-from bireme_runtime.process.errors import Stop, Unreachable
-from bireme_runtime.process.exits import CONFIG, GIVEN_UP, TEMPORARY, USAGE, as_shell
+from bireme_runtime.process.errors import CONFIG, GIVEN_UP, TEMPORARY, USAGE, Stop, Unreachable, as_shell
 from bireme_runtime.process.log import last_words, log_of
 
 _USAGE = "usage: python3 -m bireme_runtime.paddle.supervisor server|trainer|collective -- SCRIPT ARGS…"
@@ -194,7 +193,7 @@ class Role(ABC):
     def __init__(self, options: PaddleSettings, command: Sequence[str], env: Mapping[str, str]) -> None:
         self.options = options
         self.env = dict(env)
-        self._command = [*_LAUNCHER, *command]
+        self._command = list(command)
         self.script = Script(options.output / f"node_{options.index}" / self.log_name)
         self._token = env.get("BIREME_RELEASE_TOKEN", "")
         self._client = runs.Client(options.coordinator, token=self._token)
@@ -361,7 +360,7 @@ class Role(ABC):
         trainers = max(view.trainers, self.options.index + 1 if self.options.role == runs.TRAINER else 1)
         endpoints = [f"trainer-{index}:{self.options.port}" for index in range(trainers)]
         self.script.start(
-            self._command,
+            [*_LAUNCHER, *self._command],
             {
                 **self.env,
                 "TRAINING_ROLE": role,
@@ -473,11 +472,8 @@ class Trainer(Role):
     """A trainer."""
 
     log_name = "train.log"
-
-    def __init__(self, options: PaddleSettings, command: Sequence[str], env: Mapping[str, str]) -> None:
-        super().__init__(options, command, env)
-        self._failures = 0
-        self._not_before = 0.0
+    _failures = 0
+    _not_before = 0.0
 
     def _is_ready(self, view: runs.View) -> bool:
         servers = self.options.rules.servers
@@ -534,11 +530,7 @@ class Worker(Core):
     """
 
     log_name = "train.log"
-
-    def __init__(self, options: PaddleSettings, command: Sequence[str], env: Mapping[str, str]) -> None:
-        super().__init__(options, command, env)
-        self._script_of_user = list(command)
-        self._logs = Path(tempfile.gettempdir(), "log")
+    _logs = Path(tempfile.gettempdir(), "log")
 
     def _quiet(self) -> float:
         return self.script.quiet(self._logs) if self.script.runs else 0.0
@@ -559,7 +551,7 @@ class Worker(Core):
         # These variables would override the launcher's arguments.
         env = {name: value for name, value in self.env.items() if name not in _OF_ONE_PROCESS}
         env["BIREME_PADDLE_ATTEMPT"] = str(view.attempt)
-        self.script.start([*launch, *self._script_of_user], env)
+        self.script.start([*launch, *self._command], env)
         self.state = runs.TRAINING
 
     def _leave(self, deadline: float) -> None:

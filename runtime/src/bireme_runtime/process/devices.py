@@ -13,11 +13,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import CONFIG, TEMPORARY
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, Stop
 from bireme_runtime.process.log import Say, last_words, log_of
 
 _FI_INFO = "/opt/amazon/efa/bin/fi_info"
@@ -34,14 +32,6 @@ _LEAST_LOCKED = 2**30
 _CAP_IPC_LOCK = 14
 
 
-@dataclass(frozen=True)
-class Lack:
-    """What is missing, and the exit code for it: another node may have a device, but not another image."""
-
-    sentence: str
-    code: int
-
-
 def check_efa(env: Mapping[str, str], say: Say, root: Path = Path("/")) -> str:
     """Say and return what is missing for the EFA of BIREME_EFA; raises Stop if it is ``required``."""
     wish = env.get("BIREME_EFA", "")
@@ -49,10 +39,8 @@ def check_efa(env: Mapping[str, str], say: Say, root: Path = Path("/")) -> str:
     if lack is None:
         return ""
     if wish == "required":
-        raise Stop(lack.code, f"EFA cannot be used: {lack.sentence}; efa=all asks for it")
-    sentence = (
-        f"EFA cannot be used, so that NCCL takes TCP: {lack.sentence}; efa=0 leaves the interfaces to others"
-    )
+        raise Stop(lack.code, f"EFA cannot be used: {lack}; efa=all asks for it")
+    sentence = f"EFA cannot be used, so that NCCL takes TCP: {lack}; efa=0 leaves the interfaces to others"
     say(sentence)
     return sentence
 
@@ -83,27 +71,27 @@ def main(env: Mapping[str, str] = os.environ, root: Path = Path("/")) -> int:
     return code
 
 
-def efa_lack(env: Mapping[str, str], root: Path = Path("/")) -> Lack | None:
-    """The first thing that is missing for EFA; None if all is there."""
+def efa_lack(env: Mapping[str, str], root: Path = Path("/")) -> Stop | None:
+    """Why EFA cannot be used, if so. Another node may have a missing device, but no other image."""
     for pattern, sentence in _PARTS.items():
         if not any(root.glob(pattern)):
-            return Lack(sentence, TEMPORARY)
+            return Stop(TEMPORARY, sentence)
     return _memory_lack(root) or _provider_lack(env, root) or _plugin_lack(env)
 
 
-def _provider_lack(env: Mapping[str, str], root: Path) -> Lack | None:
+def _provider_lack(env: Mapping[str, str], root: Path) -> Stop | None:
     own = root / _FI_INFO.lstrip("/")
     program = shutil.which("fi_info", path=env.get("PATH", "")) or (str(own) if own.exists() else "")
     if not program:
         # An image may have libfabric without its programs.
         missing = "the image has no libfabric with an EFA provider (images/efa.sh installs it)"
-        return None if has_library("libfabric.so.1", env) else Lack(missing, CONFIG)
+        return None if has_library("libfabric.so.1", env) else Stop(CONFIG, missing)
     try:
         asked = _ask(program, "-p", "efa", env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Lack(f"fi_info -p efa does not answer: {error}", TEMPORARY)
+        return Stop(TEMPORARY, f"fi_info -p efa does not answer: {error}")
     if asked.returncode:
-        return Lack(f"libfabric finds no EFA provider (fi_info -p efa: {_last_line(asked)})", TEMPORARY)
+        return Stop(TEMPORARY, f"libfabric finds no EFA provider (fi_info -p efa: {_last_line(asked)})")
     return None
 
 
@@ -116,15 +104,15 @@ def _plugin(env: Mapping[str, str]) -> str | None:
     return next((each for each in (named if name else _PLUGINS) if has_library(each, env)), "")
 
 
-def _plugin_lack(env: Mapping[str, str]) -> Lack | None:
+def _plugin_lack(env: Mapping[str, str]) -> Stop | None:
     if _plugin(env) != "":
         return None
     library = env.get("NCCL_NET_PLUGIN") or _PLUGINS[0]
     needed = "aws-ofi-nccl, which images/efa.sh installs"
-    return Lack(f"the image has no {library}, NCCL's plugin for EFA ({needed})", CONFIG)
+    return Stop(CONFIG, f"the image has no {library}, NCCL's plugin for EFA ({needed})")
 
 
-def _memory_lack(root: Path) -> Lack | None:
+def _memory_lack(root: Path) -> Stop | None:
     """EFA registers memory, which the kernel locks. Kubernetes has no field for that limit."""
     limits, status = ((root / "proc/self" / name).read_text() for name in ("limits", "status"))
     limit = re.search(r"^Max locked memory +(\d+)", limits, re.MULTILINE)
@@ -133,7 +121,7 @@ def _memory_lack(root: Path) -> Lack | None:
     if limit is None or has_right or int(limit[1]) >= _LEAST_LOCKED:
         return None
     locks = f"a process may lock {int(limit[1]) // 1024} KiB of memory, and EFA needs more than a GiB"
-    return Lack(f"{locks}: the node's containerd needs LimitMEMLOCK=infinity (docs/gpu.md)", TEMPORARY)
+    return Stop(TEMPORARY, f"{locks}: the node's containerd needs LimitMEMLOCK=infinity (docs/gpu.md)")
 
 
 def has_library(name: str, env: Mapping[str, str]) -> bool:

@@ -1,8 +1,9 @@
-"""The errors of the runtime: all derive from BiremeError, and their messages are sentences for people."""
+"""The errors of the runtime, whose messages are sentences for people, and the exit codes of its programs."""
 
 from __future__ import annotations
 
-from bireme_runtime.process.exits import CONFIG, TEMPORARY
+# 64 and above are those of sysexits.h, which the charts' Jobs act on.
+FAILED, USAGE, UNCOUNTED, GIVEN_UP, TEMPORARY, NO_PERMISSION, CONFIG = 1, 64, 69, 70, 75, 77, 78
 
 
 class BiremeError(Exception):
@@ -15,7 +16,7 @@ class BiremeError(Exception):
 
 
 class Stop(BiremeError):
-    """Ends the program with an exit code (see exits.py)."""
+    """Ends the program with an exit code."""
 
     def __init__(self, code: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -33,3 +34,8 @@ class Unreachable(BiremeError):
     """Another process did not answer. A later attempt may succeed."""
 
     code = TEMPORARY
+
+
+def as_shell(code: int) -> int:
+    """The exit code that a shell reports: ``-N``, for a process killed by signal N, becomes 128 + N."""
+    return code if code >= 0 else 128 - code

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.errors import Unreachable
+from bireme_runtime.process.waiting import readable
 
 BROKEN = (OSError, http.client.HTTPException)
 """What http.client raises when a connection cannot be made or breaks."""

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.log import log_of
+from bireme_runtime.process.waiting import readable
 
 _LONGEST_LINE = 65536
 _ENDS = re.compile(rb"[\r\n]")

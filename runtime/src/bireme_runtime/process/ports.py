@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from bireme_runtime.process import environment
-from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.process.exits import FAILED, USAGE
+from bireme_runtime.process.errors import FAILED, USAGE, BiremeError
 from bireme_runtime.process.http import Address, parse_address
 
 _USAGE = "usage: python3 -m bireme_runtime.process.ports HOST:PORT…"

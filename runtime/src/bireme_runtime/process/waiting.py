@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import time
 
 from bireme_runtime.process.log import Say
@@ -33,3 +35,11 @@ class BoundedWait:
     def in_vain(self) -> str:
         """What was waited for, for how long."""
         return f"gave up after waiting {self._seconds:.0f} s for {self._what}"
+
+
+def readable(file: int | socket.socket, seconds: float = 0.0) -> bool:
+    """Whether something can be read, or the other end is closed, within so many seconds."""
+    # Unlike select, poll takes descriptors above 1023.
+    poll = select.poll()
+    poll.register(file, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bireme_runtime.process.exits import UNCOUNTED, as_shell
+from bireme_runtime.process.errors import UNCOUNTED, as_shell
 from bireme_runtime.process.log import log_of
 
 _SECONDS = 5.0

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from bireme_runtime.process.errors import BiremeError, Unreachable
-from bireme_runtime.process.exits import TEMPORARY
+from bireme_runtime.process.errors import TEMPORARY, BiremeError, Unreachable
 from bireme_runtime.process.http import reason
 from bireme_runtime.sources.checksums import Checksum
 
@@ -71,10 +70,14 @@ class Source(Protocol):
         """All objects. Raises SourceError, Unreachable or CredentialsError."""
 
     def read(self, entry: Entry, start: int, end: int) -> AbstractContextManager[Body]:
-        """The bytes from `start` up to but not including `end`. Raises as `entries` does, and Changed."""
+        """The bytes from `start` up to but not including `end`, at least one.
+
+        Raises as `entries` does, and Changed.
+        """
 
     def checksums(self, entry: Entry) -> Iterator[Checksum]:
         """Checksums of which one must fit if there are any. Raises as `read` does."""
+        return iter(())
 
 
 def safe_path(path: str) -> str:
@@ -135,7 +138,7 @@ def may_be_data(path: str) -> bool:
     return path != "lost+found" and not path.startswith(HIDDEN)
 
 
-class FolderSource:
+class FolderSource(Source):
     """A folder of another claim, or one file there."""
 
     def __init__(self, folder: Path) -> None:
@@ -171,9 +174,6 @@ class FolderSource:
                 yield Body(file.read)
         except OSError as error:
             raise Unreachable(f"{entry.key} cannot be read: {error}") from error
-
-    def checksums(self, entry: Entry) -> Iterator[Checksum]:
-        return iter(())
 
 
 def _entry(file: str, path: str) -> Entry:
@@ -255,7 +255,7 @@ def fetch(
 ) -> Checksum | None:
     """Read a range into `sink`, also after interruptions; returns the checksum of the object, if known."""
     at, attempt = start, 0
-    while True:
+    while at < end:
         try:
             with source.read(entry, at, end) as body:
                 for chunk in pieces(body.read, end - at):
@@ -271,6 +271,7 @@ def fetch(
             if attempt == ATTEMPTS:
                 raise
             pause(attempt)
+    return None
 
 
 def _write_to(sink: Callable[[bytes], object], chunk: bytes) -> None:

@@ -24,7 +24,7 @@ from bireme_runtime.dataset.claim.upload import upload
 from bireme_runtime.dataset.place import Folder, alone
 from bireme_runtime.dataset.settings import StagingSettings, settings_from
 from bireme_runtime.dataset.staging import publish, stage
-from bireme_runtime.process.exits import USAGE
+from bireme_runtime.process.errors import USAGE
 from bireme_runtime.process.log import Say, log_of
 
 

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import IO, cast
 
 from bireme_runtime.dataset.listing import Listing
-from bireme_runtime.dataset.manifest import MANIFEST
+from bireme_runtime.dataset.manifest import MANIFEST, Corrupt
 from bireme_runtime.dataset.settings import StagingSettings
 from bireme_runtime.dataset.staging import UNPACKED
 from bireme_runtime.process.disk import all_to_disk, write_whole
-from bireme_runtime.process.errors import BiremeError
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say
 from bireme_runtime.sources.source import SourceError, Unwritable, safe_path, shown
@@ -38,10 +37,6 @@ _BROKEN = (
     NotImplementedError,
     RuntimeError,
 )
-
-
-class Damaged(BiremeError):
-    """An archive that cannot be read to its end."""
 
 
 def unpack_sources(settings: StagingSettings, listing: Listing, say: Say) -> None:
@@ -75,7 +70,7 @@ def unpack_sources(settings: StagingSettings, listing: Listing, say: Say) -> Non
 def unpack(folder: Path, path: str) -> tuple[int, int]:
     """Unpack the archive `path` of a dataset into its own folder; returns how many files and bytes.
 
-    The archive stays. Raises Damaged if it cannot be read, SourceError for a file in it that a dataset cannot
+    The archive stays. Raises Corrupt if it cannot be read, SourceError for a file in it that a dataset cannot
     have: outside of the folder, a link or a device, or one that is there already.
     """
     files = size = 0
@@ -106,7 +101,7 @@ def unpack(folder: Path, path: str) -> tuple[int, int]:
         if isinstance(error.__context__, OSError) and error.__context__.errno:
             # zipfile calls a file that cannot be read no zip file.
             raise error.__context__ from None
-        raise Damaged(f"{path} cannot be unpacked: {type(error).__name__}: {error}") from error
+        raise Corrupt(f"{path} cannot be unpacked: {type(error).__name__}: {error}") from error
     # All of it is on the disk before the manifest says so.
     all_to_disk(folder)
     return files, size

@@ -99,14 +99,16 @@ class Service:
         self._answered: list[tuple[asyncio.Future[Answer], Answer]] = []
         self._lock = threading.Lock()
 
-    async def run(self, over: asyncio.Event, listening: Callable[[int], None] = lambda port: None) -> None:
-        """Serve until ``over`` is set. Raises OSError when the port is in use."""
-        self._loop = asyncio.get_running_loop()
-        listener = server.listen(self._settings.host, self._settings.port)
-        listening(listener.getsockname()[1])
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises OSError when the port is in use."""
+        self._loop, over, settings = asyncio.get_running_loop(), asyncio.Event(), self._settings
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, over.set)
+        listener = server.listen(settings.host, settings.port)
+        log.info("at %s:%d, for %s", settings.host, listener.getsockname()[1], settings.endpoints)
         self._replica.start()
         try:
-            await server.Server(self.answer, self._settings.token, _MOST_CONNECTIONS).serve(listener, over)
+            await server.Server(self.answer, settings.token, _MOST_CONNECTIONS).serve(listener, over)
         finally:
             await self._in_thread(self._replica.stop)
             self._pool.shutdown(wait=False)
@@ -295,15 +297,5 @@ def serve(env: Mapping[str, str] = os.environ) -> int:
     # The event loop must not wait long while the leader's thread computes.
     sys.setswitchinterval(0.001)
     settings = ReplicaSettings.from_env(env)
-    service = Service(etcd.client_from(settings.endpoints, env, _ETCD_SECONDS), settings)
-    asyncio.run(_until_signal(service, settings))
+    asyncio.run(Service(etcd.client_from(settings.endpoints, env, _ETCD_SECONDS), settings).run())
     return 0
-
-
-async def _until_signal(service: Service, settings: ReplicaSettings) -> None:
-    over = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, over.set)
-    await service.run(
-        over, lambda port: log.info("at %s:%d, for %s", settings.host, port, settings.endpoints)
-    )

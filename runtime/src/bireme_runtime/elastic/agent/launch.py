@@ -37,8 +37,7 @@ from bireme_runtime.elastic.agent.report import (
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.snapshots import plan
 from bireme_runtime.process import children, devices, environment
-from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.process.exits import as_shell
+from bireme_runtime.process.errors import BiremeError, as_shell
 from bireme_runtime.process.log import log_of
 
 # Seconds after which a process that got SIGKILL is given up.

@@ -22,8 +22,7 @@ from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.process import children, environment
 from bireme_runtime.process.environment import setting
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import USAGE
+from bireme_runtime.process.errors import USAGE, Stop
 
 NAME = "BIREME_LAUNCHER"
 FOLDER = "BIREME_LAUNCHER_FOLDER"

@@ -35,10 +35,6 @@ class Unfit(BiremeError):
     """The all-reduce of this worker with its neighbours fails."""
 
 
-class _Broken(Exception):
-    """The round has lost a member meanwhile."""
-
-
 def phases(world: int, new: Collection[int]) -> list[list[Pair]]:
     """The pairs of neighbours with a new worker; in a phase each worker has one pair at most."""
     found: list[list[Pair]] = [[], [], []]
@@ -109,8 +105,8 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
                 say(f"preflight: {', '.join(sorted(names))} have no bad worker in common; training begins")
         # Whom nobody could tell from its neighbour is asked again when there are more workers.
         board.passed = not any(rank in pair and guilty.isdisjoint(pair) for pair in failed)
-    except (RuntimeError, OSError, _Broken) as error:
-        say(f"preflight: the pairs are not tried to the end: {error or 'a worker was lost'}")
+    except (RuntimeError, OSError) as error:
+        say(f"preflight: the pairs are not tried to the end: {error}")
 
 
 def _together(store: Any, name: str, mine: int, all: int, over: Callable[[], bool]) -> None:
@@ -128,7 +124,7 @@ def _wait(store: Any, key: str, over: Callable[[], bool]) -> None:
             return
         except (RuntimeError, OSError):
             if over() or time.monotonic() > deadline:
-                raise _Broken from None
+                raise RuntimeError("a worker was lost") from None
             time.sleep(0.05)
 
 
@@ -159,7 +155,7 @@ def _try(store: Any, pair: Pair, rank: int, over: Callable[[], bool], say: Say) 
             if any(each.poll() for each in started) or time.monotonic() > deadline:
                 break
             if over():
-                raise _Broken
+                raise RuntimeError("a worker was lost")
             time.sleep(0.05)
         codes = [each.poll() for each in started]
     finally:

@@ -17,8 +17,7 @@ from pathlib import Path
 from bireme_runtime.process import environment
 from bireme_runtime.process.devices import GpuError, query_gpus
 from bireme_runtime.process.environment import setting
-from bireme_runtime.process.errors import Stop
-from bireme_runtime.process.exits import TEMPORARY
+from bireme_runtime.process.errors import TEMPORARY, Stop
 from bireme_runtime.process.log import Say
 
 _MIB, _PIECES = 1 << 20, 64

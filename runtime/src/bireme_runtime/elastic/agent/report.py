@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.log import log_of
+from bireme_runtime.process.waiting import readable
 
 # Why a run of torchrun ended, as the supervisor distinguishes it. MACHINE: it may well run on another one.
 SUCCESS, SCRIPT, RENDEZVOUS, CONFIG, USAGE, MACHINE, AGENT = (
@@ -76,16 +76,12 @@ class Reporter:
 class Listener:
     """The supervisor's end for one run of torchrun. ``environment`` is for the agent.
 
-    The others are called in a thread with what the agent tells; ``failed`` returns the answer to it.
+    Its hearers ``starting``, ``started`` and ``failed`` are called in a thread with what the agent tells. The
+    last returns the answer to it.
     """
 
-    def __init__(
-        self,
-        starting: Callable[[Mapping[str, Any]], None],
-        started: Callable[[Mapping[str, Any]], None],
-        failed: Callable[[Mapping[str, Any]], bytes],
-    ) -> None:
-        self._starting, self._started, self._failed = starting, started, failed
+    def __init__(self, **hearers: Callable[[Mapping[str, Any]], bytes | None]) -> None:
+        self._hearers = hearers
         self._reading, report = os.pipe()
         answer, self._answering = os.pipe()
         self._theirs = (report, answer)
@@ -118,12 +114,9 @@ class Listener:
     def _heard(self, what: str, facts: Mapping[str, Any]) -> bytes:
         """The answer. A failure must not end the thread: the agent would wait, and its end be lost."""
         try:
-            if what == "ended":
-                self._end = facts
-            elif what == "failed":
-                return self._failed(facts)
-            else:
-                (self._starting if what == "starting" else self._started)(facts)
+            if what != "ended":
+                return self._hearers[what](facts) or b""
+            self._end = facts
         except Exception as error:
             log_of("report")(f"what the agent tells ({what}) was not carried out: {error!r}")
             return GO_ON if what == "failed" else b""

@@ -32,8 +32,7 @@ from bireme_runtime.elastic.snapshots import keeper, plan
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children, devices, environment, webhook
 from bireme_runtime.process.environment import setting
-from bireme_runtime.process.errors import SettingError, Stop
-from bireme_runtime.process.exits import (
+from bireme_runtime.process.errors import (
     CONFIG,
     FAILED,
     GIVEN_UP,
@@ -41,6 +40,8 @@ from bireme_runtime.process.exits import (
     TEMPORARY,
     UNCOUNTED,
     USAGE,
+    SettingError,
+    Stop,
     as_shell,
 )
 from bireme_runtime.process.http import accepts, parse_address
@@ -511,7 +512,8 @@ class Supervisor:
         return asked.result()
 
     def _attempt(self) -> End:
-        listener = report.Listener(self._observer.starting, self._observer.started, self._observer.failed)
+        seen = self._observer
+        listener = report.Listener(starting=seen.starting, started=seen.started, failed=seen.failed)
         env = {**self._env, **self._backend.environment(), **listener.environment}
         ended: dict[int, int] = {}
         try:

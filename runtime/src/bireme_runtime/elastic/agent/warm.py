@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from bireme_runtime.process import children
-from bireme_runtime.process.descriptors import readable
 from bireme_runtime.process.http import Address, accepts
+from bireme_runtime.process.waiting import readable
 
 SOCKET_FD, MODULES = "BIREME_WARM_FD", "BIREME_WARM_MODULES"
 TEMPLATE_NAME = "bireme-template"
@@ -329,7 +329,7 @@ def _fork_orphan() -> int:
 def _become(request: ForkRequest, descriptors: Sequence[int]) -> None:
     """Take on the environment, folder, outputs and name of a fresh process."""
     env = dict(request.env)
-    for name, descriptor in zip(request.descriptors, descriptors, strict=True):
+    for name, descriptor in zip(request.descriptors, descriptors):
         if name.isdigit():
             os.dup2(descriptor, int(name))
             os.close(descriptor)

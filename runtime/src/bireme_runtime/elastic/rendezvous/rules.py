@@ -9,11 +9,10 @@ import base64
 import functools
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from bireme_runtime.elastic.rendezvous import topology
 from bireme_runtime.etcd import client as etcd
 
 DEFAULT_PREFIX = "/bireme/rendezvous/"
@@ -404,6 +403,31 @@ def _newcomers(view: View, members: list[Member]) -> bool:
     return any(member.base not in known for member in members)
 
 
+def arranged(members: Sequence[Member], unit: int) -> list[Member]:
+    """The members with neighbours in the network side by side, in units of so many.
+
+    A unit is in the narrowest part of the network that has enough members for it. The parts come in the order
+    of their first members, and in each part members keep their order.
+    """
+    units, rest = _units(members, 0, max((len(each.place) for each in members), default=0), unit)
+    return [*units, *rest]
+
+
+def _units(
+    members: Sequence[Member], depth: int, deepest: int, unit: int
+) -> tuple[list[Member], list[Member]]:
+    """Whole units one after another, and the members that are left over."""
+    units, rest = [], list(members)
+    if depth < deepest:
+        parts: dict[str, list[Member]] = {}
+        for each in members:
+            parts.setdefault("".join(each.place[depth : depth + 1]), []).append(each)
+        pairs = [_units(part, depth + 1, deepest, unit) for part in parts.values()]
+        units, rest = ([each for pair in pairs for each in pair[which]] for which in (0, 1))
+    whole = len(rest) // unit * unit
+    return units + rest[:whole], rest[whole:]
+
+
 def _next_round(view: View, members: list[Member], size: int, unit: int) -> Round:
     """Members of the last round keep their order and newcomers follow by slot, until there are so many.
 
@@ -413,7 +437,7 @@ def _next_round(view: View, members: list[Member], size: int, unit: int) -> Roun
     known = {base: rank for rank, base in enumerate(view.round.bases if view.round else ())}
     survivors = sorted((m for m in members if m.base in known), key=lambda m: known[m.base])
     newcomers = sorted((m for m in members if m.base not in known), key=lambda m: (m.slot, m.id))
-    chosen = topology.arranged((survivors + newcomers)[:size], unit)
+    chosen = arranged((survivors + newcomers)[:size], unit)
     number = max(view.number + 1, *(member.ready for member in members))
     token = max(view.token, *(member.token for member in members)) + 1
     return Round(number, tuple(m.id for m in chosen), token=token)

@@ -1,4 +1,4 @@
-"""Where a worker's node is in the network, and ranks by it: workers behind one switch are neighbours.
+"""Where a worker's node is in the network. Workers behind one switch get neighbouring ranks (rules.py).
 
 As a program, this module is the init container that reads the labels of the pod's node. It alone has the
 ServiceAccount's token. Without labels, ranks are by slot.
@@ -12,9 +12,8 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.process.http import Address, fetch
@@ -30,40 +29,6 @@ _PATIENCE, _REFUSED_PATIENCE = 60.0, 10.0
 
 class Refused(Unreachable):
     """The API server refuses, mostly for good."""
-
-
-class Placed(Protocol):
-    """Something with the labels of its node, from the widest part of the network to the narrowest."""
-
-    @property
-    def place(self) -> tuple[str, ...]:
-        """The values of the labels; empty if they are not known."""
-
-
-P = TypeVar("P", bound=Placed)
-
-
-def arranged(members: Sequence[P], unit: int) -> list[P]:
-    """The members with neighbours in the network side by side, in units of so many.
-
-    A unit is in the narrowest part of the network that has enough members for it. The parts come in the order
-    of their first members, and in each part members keep their order.
-    """
-    units, rest = _units(members, 0, max((len(each.place) for each in members), default=0), unit)
-    return [*units, *rest]
-
-
-def _units(members: Sequence[P], depth: int, deepest: int, unit: int) -> tuple[list[P], list[P]]:
-    """Whole units one after another, and the members that are left over."""
-    units, rest = [], list(members)
-    if depth < deepest:
-        parts: dict[str, list[P]] = {}
-        for each in members:
-            parts.setdefault("".join(each.place[depth : depth + 1]), []).append(each)
-        pairs = [_units(part, depth + 1, deepest, unit) for part in parts.values()]
-        units, rest = ([each for pair in pairs for each in pair[which]] for which in (0, 1))
-    whole = len(rest) // unit * unit
-    return units + rest[:whole], rest[whole:]
 
 
 def place_of(env: Mapping[str, str]) -> tuple[str, ...]:

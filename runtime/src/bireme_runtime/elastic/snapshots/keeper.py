@@ -26,8 +26,7 @@ from bireme_runtime.elastic.snapshots.files import ANY_SUM, Cut, Folder, Part, T
 from bireme_runtime.elastic.snapshots.plan import CLAIM, FLUSH, FOLDER, KEEPER, Keeper, Plan
 from bireme_runtime.process import environment
 from bireme_runtime.process.disk import to_disk, write_whole
-from bireme_runtime.process.errors import BiremeError, Stop
-from bireme_runtime.process.exits import CONFIG
+from bireme_runtime.process.errors import CONFIG, BiremeError, Stop
 from bireme_runtime.process.log import Say
 from bireme_runtime.process.server import listen
 from bireme_runtime.process.threads import in_thread

@@ -43,14 +43,25 @@ def restore(state: Any) -> int | None:
     return made[1]
 
 
-class Writer(dcp.StorageWriter):  # type: ignore[name-defined,misc]
+class _Storage:
+    """What torch asks of writers and readers alike."""
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        """Nothing is kept between snapshots."""
+
+    def prepare_global_plan(self, plans: Any) -> Any:
+        return plans
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return False
+
+
+class Writer(_Storage, dcp.StorageWriter):  # type: ignore[name-defined,misc]
     """Writes a part for each rank, and one with the metadata."""
 
     def __init__(self, step: int) -> None:
         self._step, self._rank = step, snapshots.here()
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """Nothing is kept between snapshots."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **__: Any) -> None:
         """Each rank knows its place."""
@@ -59,9 +70,6 @@ class Writer(dcp.StorageWriter):  # type: ignore[name-defined,misc]
         # All ranks meet when their plans are gathered.
         self._rank.wait_for_copies()
         return plan
-
-    def prepare_global_plan(self, plans: Any) -> Any:
-        return plans
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         packed, results = snapshots.Packed(), []
@@ -87,20 +95,13 @@ class Writer(dcp.StorageWriter):  # type: ignore[name-defined,misc]
         with self._rank.writing(self._step, self._rank.world + 1, part, packed.size) as memory:
             packed.copy_to(torch, memory)
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False
 
-
-class Reader(dcp.StorageReader):  # type: ignore[name-defined,misc]
+class Reader(_Storage, dcp.StorageReader):  # type: ignore[name-defined,misc]
     """Reads the snapshot that the round goes on from."""
 
     def __init__(self) -> None:
         self._rank = snapshots.here()
         self._places: dict[Any, Any] = {}
-
-    def reset(self, checkpoint_id: Any = None) -> None:
-        """There is one snapshot."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Any:
         memory = self._rank.take(self._rank.plan.parts - 1)
@@ -111,9 +112,6 @@ class Reader(dcp.StorageReader):  # type: ignore[name-defined,misc]
 
     def prepare_local_plan(self, plan: Any) -> Any:
         return plan
-
-    def prepare_global_plan(self, plans: Any) -> Any:
-        return plans
 
     def read_data(self, plan: Any, planner: Any) -> Any:
         parts: dict[int, Any] = {}
@@ -132,7 +130,3 @@ class Reader(dcp.StorageReader):  # type: ignore[name-defined,misc]
         future = torch.futures.Future()
         future.set_result(None)
         return future
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return False

@@ -11,7 +11,6 @@ ends all logins.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,8 +18,7 @@ from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
-from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.process.exits import FAILED
+from bireme_runtime.process.errors import BiremeError, SettingError
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.process.server import Background, Response
 from bireme_runtime.process.waiting import BoundedWait
@@ -37,11 +35,7 @@ _KEYS = {
 _LOOK_SECONDS = 5.0
 
 
-class AuthSetupError(BiremeError):
-    """etcd's users could not be set up; the message says why and what to do."""
-
-
-class OtherRoot(AuthSetupError):
+class OtherRoot(BiremeError):
     """etcd asks for users, but root has another password."""
 
 
@@ -56,16 +50,14 @@ class Users:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Users:
-        """Read the environment. Raises AuthSetupError."""
+        """Read the environment. Raises SettingError."""
         names = ("BIREME_ETCD_ROOT_PASSWORD", *_USER[:2])
         missing = [name for name in names if not env.get(name)]
         if missing:
             problem = f"{', '.join(missing)} must not be empty"
-            raise AuthSetupError(f"{problem}: fill the Secret's keys root-password, username and password")
+            raise SettingError(f"{problem}: fill the Secret's keys root-password, username and password")
         if env[names[1]] == _ROOT:
-            raise AuthSetupError(
-                "the user cannot be root, which is etcd's own: change username in the Secret"
-            )
+            raise SettingError("the user cannot be root, which is etcd's own: change username in the Secret")
         root_password, username, password = (env[name] for name in names)
         return cls(root_password, username, password, env.get("BIREME_ETCD_PREFIX") or "/")
 
@@ -141,16 +133,14 @@ def _each_user(env: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     for line in env.get("BIREME_ETCD_RELEASES", "").splitlines():
         values = line.split()
         if len(values) != len(_USER):
-            raise AuthSetupError(
-                "each line of the Secret's key releases needs a user, a password and a prefix"
-            )
+            raise SettingError("each line of the Secret's key releases needs a user, a password and a prefix")
         yield {**env, **dict(zip(_USER, values))}
 
 
 def set_up(env: Mapping[str, str], say: Say) -> None:
     """Wait for etcd and set up the users that the environment names; retry while etcd is unavailable.
 
-    Raises AuthSetupError, ValueError, or etcd.EtcdError at the end of BIREME_WAIT_SECONDS.
+    Raises OtherRoot, ValueError, or etcd.EtcdError at the end of BIREME_WAIT_SECONDS.
     """
     wanted = Users.from_env(env)
     endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
@@ -172,6 +162,12 @@ def set_up(env: Mapping[str, str], say: Say) -> None:
     say(f"etcd {state}; {wanted.username} may read and write keys that start with {wanted.prefix}")
 
 
+def set_up_all(env: Mapping[str, str], say: Say) -> None:
+    """Set up all users of the Secret. Raises as `set_up`."""
+    for each in tuple(_each_user(env)):
+        set_up(each, say)
+
+
 def read_secret(folder: Path) -> dict[str, str]:
     """The variables that `set_up` reads, from the files of a mounted Secret; "" for one that is missing."""
     files = {name: folder / key for name, key in _KEYS.items()}
@@ -189,32 +185,14 @@ def keep_up(env: Mapping[str, str], say: Say) -> None:
         try:
             secret = read_secret(folder)
             if secret != done:
-                for each in tuple(_each_user({**env, **secret})):
-                    set_up(each, say)
+                set_up_all({**env, **secret}, say)
                 done = secret
             asks = True
-        except (AuthSetupError, etcd.EtcdError, ValueError, OSError) as error:
+        except (BiremeError, ValueError, OSError) as error:
             say(str(error))
             asks = asks or isinstance(error, OtherRoot)
         time.sleep(_LOOK_SECONDS)
 
 
-def main(env: Mapping[str, str] = os.environ) -> int:
-    """Keep the users of the Secret's folder, or without one set up those of the environment once.
-
-    Returns the exit code.
-    """
-    say = log_of("users")
-    try:
-        if env.get("BIREME_ETCD_USERS"):
-            keep_up(env, say)
-        for each in tuple(_each_user(env)):
-            set_up(each, say)
-    except (AuthSetupError, etcd.EtcdError, ValueError) as error:
-        say(str(error))
-        return FAILED
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    keep_up(os.environ, log_of("users"))

@@ -24,8 +24,7 @@ from pathlib import Path
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server.member import has_data
 from bireme_runtime.process import environment
-from bireme_runtime.process.errors import BiremeError
-from bireme_runtime.process.exits import FAILED, USAGE
+from bireme_runtime.process.errors import FAILED, USAGE, BiremeError
 from bireme_runtime.process.log import Say, log_of
 
 LATEST = "latest.db"

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from bireme_runtime.process.errors import BiremeError, Unreachable
-from bireme_runtime.process.exits import NO_PERMISSION
+from bireme_runtime.process.errors import NO_PERMISSION, BiremeError, Unreachable
 from bireme_runtime.process.http import BROKEN, reason
 
 EMPTY = hashlib.sha256(b"").hexdigest()

@@ -14,8 +14,7 @@ from email.utils import parsedate
 
 from bireme_runtime.process.errors import Unreachable
 from bireme_runtime.process.http import BROKEN, Address, Connections, connect, parse_address, reason
-from bireme_runtime.sources.checksums import Checksum
-from bireme_runtime.sources.source import Body, Changed, Entry, SourceError, retry, safe_path, shown
+from bireme_runtime.sources.source import Body, Changed, Entry, Source, SourceError, retry, safe_path, shown
 from bireme_runtime.sources.web import aws
 
 _TIMEOUT_SECONDS = 60
@@ -106,7 +105,7 @@ def check_status(answer: http.client.HTTPResponse, what: str, wanted: tuple[int,
     raise SourceError(sentence)
 
 
-class HttpSource:
+class HttpSource(Source):
     """One file of a web server. `token` is a bearer token for the host of `url`, and no other."""
 
     def __init__(self, url: str, token: str = "") -> None:
@@ -166,9 +165,6 @@ class HttpSource:
 
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
-        if start >= end:
-            yield Body(lambda _: b"")
-            return
         headers = {"range": f"bytes={start}-{end - 1}"}
         # A file that was replaced in the meantime is another version. Only a strong tag can be a condition.
         is_date = parsedate(entry.version) is not None
@@ -199,6 +195,3 @@ class HttpSource:
             if version != entry.version or (total.isdigit() and int(total) != entry.size):
                 raise Changed(f"{self._name} has changed since it was listed")
             yield Body(answer.read)
-
-    def checksums(self, entry: Entry) -> Iterator[Checksum]:
-        return iter(())

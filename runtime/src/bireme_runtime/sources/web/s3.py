@@ -234,11 +234,10 @@ class S3Source:
     @contextlib.contextmanager
     def read(self, entry: Entry, start: int, end: int) -> Iterator[Body]:
         is_whole = start == 0 and end == entry.size
-        headers = dict(_WITH_CHECKSUM) if is_whole else {}
-        if end > start:
-            headers["range"] = f"bytes={start}-{end - 1}"
         # An object that was overwritten in the meantime is another version.
-        headers["if-match"] = f'"{entry.version}"'
+        headers = {"range": f"bytes={start}-{end - 1}", "if-match": f'"{entry.version}"'}
+        if is_whole:
+            headers.update(_WITH_CHECKSUM)
         with self._ask(entry.key, {}, headers) as answer:
             what = f"s3://{self.bucket}/{entry.key}"
             if answer.status in (404, 416):
