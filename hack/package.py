@@ -39,7 +39,7 @@ from typing import Any
 import yaml
 
 from bireme import Cluster, __version__
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, run
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, values
 from bireme.plan import workloads
@@ -463,14 +463,11 @@ def main() -> None:
     options.add_argument("--plain-http", action="store_true")
     given = options.parse_args()
     paths = Paths.discover()
-    try:
-        archives = package(paths, given.folder, given.url, given.key, given.cosign_key, given.owner)
-    except BiremeError as error:
-        sys.exit(str(error))
+    archives = package(paths, given.folder, given.url, given.key, given.cosign_key, given.owner)
     if given.registry:
         for address in push(Toolbox(paths), archives, given.registry, given.cosign_key, given.plain_http):
             print(address)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

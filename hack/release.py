@@ -14,7 +14,6 @@ import argparse
 import io
 import re
 import subprocess
-import sys
 import tarfile
 import tempfile
 import tomllib
@@ -27,7 +26,7 @@ from typing import Any
 import yaml
 from package import CHANGES_ANNOTATION, RUNTIME_IN_CHART, application_charts, contents, pack_chart
 
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, run
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
@@ -248,19 +247,16 @@ def main() -> None:
     options.add_argument("command", choices=["check", "propose", "cut"])
     command = options.parse_args().command
     paths = Paths.discover()
-    try:
-        tree = Tree.read(paths)
-        if command == "check":
-            if findings := tree.findings():
-                raise BiremeError("\n".join(findings))
-        elif command == "propose":
-            print(f"the next release is {dotted(raise_versions(tree))}")
-        else:
-            tag = cut(tree, f"{datetime.now(UTC):%Y-%m-%d}")
-            print(f"{tag} is tagged here: git push --follow-tags publishes it, make package there packs it")
-    except BiremeError as error:
-        sys.exit(str(error))
+    tree = Tree.read(paths)
+    if command == "check":
+        if findings := tree.findings():
+            raise BiremeError("\n".join(findings))
+    elif command == "propose":
+        print(f"the next release is {dotted(raise_versions(tree))}")
+    else:
+        tag = cut(tree, f"{datetime.now(UTC):%Y-%m-%d}")
+        print(f"{tag} is tagged here: git push --follow-tags publishes it, make package there packs it")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

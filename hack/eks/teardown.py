@@ -7,7 +7,6 @@ of load balancers, last. It can be repeated at any time.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import click
 
 from bireme.clusters.api import Api
 from bireme.clusters.existing import existing
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, run
 from bireme.core.paths import Paths
 from bireme.live.release import Releases, Revision
 from bireme.tools import Toolbox
@@ -143,7 +142,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BiremeError as error:
-        sys.exit(f"error: {error}")
+    run(main)

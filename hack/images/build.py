@@ -25,7 +25,7 @@ from rootfs import RECIPES, Rootfs, ensure_rootfs, load_rootfs
 
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.kind.node_image import NodeImages
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, run
 from bireme.core.paths import Paths
 from bireme.core.progress import step
 from bireme.tools import Toolbox
@@ -148,7 +148,4 @@ def _docker(*arguments: str, stdin: Any = subprocess.DEVNULL) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BiremeError as error:
-        sys.exit(f"error: {error}")
+    run(main)

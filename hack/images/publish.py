@@ -27,7 +27,7 @@ from pathlib import Path
 import click
 import yaml
 
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, run
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest, SetFlags
 from bireme.plan.workloads import images_of
@@ -191,7 +191,4 @@ def _prepare(registry: str, repository: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BiremeError as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
 import click
 
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, run
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 
@@ -82,7 +81,4 @@ def main(context: click.Context, write: bool) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BiremeError as error:
-        sys.exit(f"error: {error}")
+    run(main)

@@ -110,7 +110,7 @@ def load_rootfs(name: str) -> Rootfs:
 
 
 def ensure_rootfs(rootfs: Rootfs, cache: Path, console: Console) -> Path:
-    """The folder ``<cache>/rootfs/<digest>``, made if missing; ``<cache>/rootfs/<name>`` links to it.
+    """The folder ``<cache>/rootfs/<digest>``, made if missing.
 
     Needs root, debootstrap and a Debian mirror, another one if BIREME_DEBIAN_MIRROR names it;
     BiremeError says which of them failed and how.
@@ -121,7 +121,6 @@ def ensure_rootfs(rootfs: Rootfs, cache: Path, console: Console) -> Path:
         lambda partial: _Maker(rootfs, partial, console).make(),
         waiting=lambda: note(console, f"another process makes {rootfs.name}, waiting for it"),
     )
-    _link(folder.with_name(rootfs.name), folder)
     return folder
 
 
@@ -162,14 +161,6 @@ def fetch(package: str, folder: Path) -> Path:
         raise BiremeError(f"pip cannot fetch {package}:\n{done.stderr.strip()}")
     (file,) = folder.iterdir()
     return file
-
-
-def _link(link: Path, folder: Path) -> None:
-    if link.is_symlink() and os.readlink(link) == folder.name:
-        return
-    fresh = link.with_name(f".{link.name}.{os.getpid()}")
-    fresh.symlink_to(folder.name)
-    fresh.replace(link)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ them: a command waits for what it uses, not for all that there is.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from bireme.core.errors import BiremeError, suggestion
+from bireme.core.errors import BiremeError, refuse_name, suggestion
 from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer, RenderRequest, SetFlags, scripts
 from bireme.helm import values as value_files
@@ -95,10 +94,11 @@ class Workbench:
 
     def cluster(self, target: Target) -> base.Cluster:
         """The cluster that ``target`` names, else of $KUBECONFIG, of `bireme up`, or of ~/.kube/config."""
+        from bireme.clusters.existing import existing
         from bireme.clusters.state import list_clusters
 
         if target.kubeconfig or target.context:
-            return _existing(target.kubeconfig, target.context or "")
+            return existing(target.kubeconfig, target.context or "")
         made = {info.name: info for info in list_clusters(self.paths)}
         given = os.environ.get("KUBECONFIG")
         # $KUBECONFIG may be that of a cluster of `bireme up`, of which more is known than of others.
@@ -107,7 +107,7 @@ class Workbench:
         if chosen is None and ours:
             raise BiremeError(f"there are several clusters ({', '.join(ours)}): choose one with --cluster")
         if chosen is None:
-            return _existing()
+            return existing()
         if chosen not in made:
             raise BiremeError(f"there is no cluster {chosen}: start it with: bireme up --cluster {chosen}")
         return self.provider(made[chosen].provider).get(chosen)
@@ -230,25 +230,3 @@ class Cluster:
     def uninstall(self, release: str, namespace: str = "default") -> None:
         """Remove a release, and wait until its pods are gone."""
         self._deployer.uninstall(release, namespace)
-
-
-def refuse_name(option: str, name: str, longest: int, inner: str = "-") -> None:
-    """Raises BiremeError for a name that Kubernetes or Helm would not take.
-
-    ``inner`` is what it may have beside letters and digits, but not at its ends.
-    """
-    if not re.fullmatch(rf"[a-z0-9]([a-z0-9{inner}]*[a-z0-9])?", name) or len(name) > longest:
-        dots = " and dots" if "." in inner else ""
-        raise BiremeError(
-            f"{option}: {name!r} cannot be a name: it takes lower-case letters, digits and "
-            f"inner dashes{dots}, at most {longest}"
-        )
-
-
-def _existing(kubeconfig: Path | None = None, context: str = "") -> base.Cluster:
-    """A cluster that is not ours, once its API server answers."""
-    from bireme.clusters.existing import existing
-
-    cluster = existing(kubeconfig, context)
-    cluster.api.greet()
-    return cluster

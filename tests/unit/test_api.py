@@ -122,7 +122,8 @@ def test_several_kubeconfigs_are_one_as_for_kubectl(tmp_path: Path, monkeypatch:
     other = {"name": "dev", "context": {"cluster": "elsewhere"}}
     second.write_text(json.dumps({"contexts": [other], "clusters": [cluster], "users": [user]}))
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join([str(tmp_path / "missing"), str(first), str(second)]))
-    assert existing().api.server == "http://127.0.0.1:1"
+    with pytest.raises(ApiError, match=r"the cluster at http://127\.0\.0\.1:1 does not answer"):
+        existing()
 
 
 ONE, TWO = {"kind": "Pod", "name": "one"}, {"kind": "Pod", "name": "two"}

@@ -10,9 +10,10 @@ from typing import Any
 
 from bireme.adopt.parts import Part, leaves
 from bireme.adopt.tables import table
-from bireme.audit.documents import Document, Place, mappings, spelled, within
+from bireme.audit.documents import Document, Place, mappings, spelled
 from bireme.audit.facts import pods_of
 from bireme.core.errors import BiremeError
+from bireme.core.manifests import within
 from bireme.core.quantities import ACCELERATORS
 
 # A source by its number, and a place in it.

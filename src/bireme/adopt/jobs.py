@@ -16,10 +16,10 @@ from bireme.adopt.parts import Part, leaves, parts_of
 from bireme.adopt.pods import accelerators_of, at, carry, pod_values, pruned, put, side_values
 from bireme.adopt.programs import Program, program_of
 from bireme.adopt.tables import Row, row_of, table
-from bireme.audit.documents import Document, mappings, spelled, within
+from bireme.audit.documents import Document, mappings, spelled
 from bireme.audit.facts import Pods, pods_of
 from bireme.core.errors import BiremeError
-from bireme.core.manifests import Manifest
+from bireme.core.manifests import Manifest, within
 from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
 from bireme.helm.values import read_file

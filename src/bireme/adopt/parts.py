@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bireme.adopt.tables import table
-from bireme.audit.documents import Place, mappings, within
+from bireme.audit.documents import Place, mappings
+from bireme.core.manifests import within
 from bireme.core.quantities import ACCELERATORS
 from bireme.helm.values import image_values
 

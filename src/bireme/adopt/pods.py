@@ -8,8 +8,8 @@ from typing import Any
 
 from bireme.adopt.parts import Part, parts_of
 from bireme.adopt.tables import Row, row_of, table
-from bireme.audit.documents import within
 from bireme.core.labels import INSTANCE_TYPE_LABEL
+from bireme.core.manifests import within
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES
 from bireme.helm.values import image_values
 from bireme.helm.yaml import Values, merge

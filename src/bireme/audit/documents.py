@@ -14,6 +14,7 @@ import yaml
 
 from bireme.core.errors import BiremeError
 from bireme.core.findings import Finding
+from bireme.core.manifests import within
 from bireme.helm.yaml import documents, refuse_bombs
 
 Place = tuple[str | int, ...]
@@ -72,13 +73,6 @@ class Document:
 def spelled(place: Place) -> str:
     """``place`` as people write it: ``spec.containers[0].image``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(".")
-
-
-def within(value: Any, *keys: str) -> Mapping[str, Any]:
-    """The mapping at ``keys`` in ``value``, empty where there is none."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
 
 
 def mappings(value: Any) -> list[Mapping[str, Any]]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bireme.audit.commands import take_apart
-from bireme.audit.documents import Document, Place, mappings, within
+from bireme.audit.documents import Document, Place, mappings
 from bireme.core.errors import BiremeError
-from bireme.core.manifests import Manifest, read_as_kubernetes
+from bireme.core.manifests import Manifest, read_as_kubernetes, within
 from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES, quantity
 from bireme.helm.yaml import doubled_keys
 from bireme.plan.instances import Instance, choose_nodes

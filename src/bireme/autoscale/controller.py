@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from bireme.autoscale.cluster import RunningJob, World, plan, running
+from bireme.autoscale.cluster import World, plan, running
 from bireme.autoscale.decisions import Resize
 from bireme.autoscale.events import MANAGER, record
 from bireme.autoscale.failures import FirstFailures
@@ -22,9 +22,11 @@ from bireme.clusters.api import MERGE_PATCH, Api, ApiError
 from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION, RESIZED_ANNOTATION
 from bireme.live.pod_http import Ask
+from bireme_runtime.process.server import Background, Request, Response
 
 # Decisions on older facts are not carried out.
 _STALE_SECONDS = 60
+_SILENT_SECONDS = 120
 
 
 class Controller:
@@ -54,7 +56,7 @@ class Controller:
         self._ill = IllNodes(api, tell, self._tell_once, namespaces, dry_run) if ill_nodes else None
         self._saving: frozenset[str] = frozenset()
         self._state = ""
-        self.passed = time.monotonic()
+        self._passed = time.monotonic()
 
     def run(self, every: float, stop: threading.Event) -> None:
         """Pass after pass, ``every`` so many seconds, until ``stop`` is set."""
@@ -62,12 +64,21 @@ class Controller:
             try:
                 if self.leads():
                     self.once()
-                self.passed = time.monotonic()
+                self._passed = time.monotonic()
             except BiremeError as error:
                 self._become(f"trying again: {error}")
             stop.wait(every)
         if self._lease:
             self._lease.release()
+
+    def serve_health(self, port: int) -> None:
+        """Answer to /healthz at ``port`` from now on: 200, or 500 if no pass ended for two minutes."""
+
+        def answer(request: Request) -> Response:
+            is_well = time.monotonic() - self._passed < _SILENT_SECONDS
+            return Response(404 if request.path != "/healthz" else 200 if is_well else 500)
+
+        Background(answer, "", port)
 
     def leads(self) -> bool:
         """Whether this controller may act: it holds the lease now. Raises ApiError."""
@@ -88,10 +99,6 @@ class Controller:
         decided = self._decide(world, now)
         if time.time() - now > _STALE_SECONDS or (self._lease and not self._lease.renew()):
             return ()
-        if self._dry_run:
-            for each in decided:
-                self._say(world, each)
-            return decided
         return tuple(each for each in decided if self._apply(world, each))
 
     def _look(self) -> World:
@@ -124,6 +131,10 @@ class Controller:
 
     def _apply(self, world: World, resize: Resize) -> bool:
         job = next(job for job in world.jobs if job.key == resize.job)
+        said = f"{job.workers} → {resize.workers} workers: {resize.why}"
+        if self._dry_run:
+            self._tell(f"{job.key}: {said}")
+            return True
         if self._lease is not None and not self._lease.is_held:
             # Paused for long, perhaps: another may lead, and has decided on newer facts.
             return False
@@ -146,26 +157,13 @@ class Controller:
             elif error.status not in (404, 409):
                 raise
             return False
-        self._say(world, resize)
-        self._record(job, resize)
-        return True
-
-    def _say(self, world: World, resize: Resize) -> None:
-        job = next(job for job in world.jobs if job.key == resize.job)
-        self._tell(f"{resize.job}: {job.workers} → {resize.workers} workers: {resize.why}")
-
-    def _record(self, job: RunningJob, resize: Resize) -> None:
-        said = f"{job.workers} → {resize.workers} workers: {resize.why}"
-        about = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "name": job.name,
-            "uid": job.live["metadata"]["uid"],
-        }
+        self._tell(f"{job.key}: {said}")
+        about = {**job.live["metadata"], "apiVersion": "batch/v1", "kind": "Job"}
         try:
             record(self._api, job.namespace, about, "Resized", said)
         except ApiError as error:
             self._tell_once(f"{job.key}: its event was not recorded: {error}")
+        return True
 
     def _become(self, state: str) -> None:
         if state != self._state:

@@ -22,13 +22,9 @@ def record(
     """Make an event about a job, named as an ownerReference does. Raises ApiError."""
     now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     event = {
-        "apiVersion": "v1",
-        "kind": "Event",
         "metadata": {"generateName": f"{job['name']}.", "namespace": namespace},
-        "involvedObject": {
-            **{key: job[key] for key in ("apiVersion", "kind", "name", "uid")},
-            "namespace": namespace,
-        },
+        "involvedObject": {"namespace": namespace}
+        | {key: job[key] for key in ("apiVersion", "kind", "name", "uid")},
         "type": "Normal" if reason == "Resized" else "Warning",
         "reason": reason,
         "message": message,

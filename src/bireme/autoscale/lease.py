@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,15 +18,8 @@ class Lease:
     Whether another has renewed it is judged by this machine's clock alone, as Kubernetes' own do: clocks of
     two machines may differ."""
 
-    def __init__(
-        self,
-        api: Api,
-        namespace: str,
-        name: str,
-        holder: str,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._api, self._name, self._holder, self._clock = api, name, holder, clock
+    def __init__(self, api: Api, namespace: str, name: str, holder: str) -> None:
+        self._api, self._name, self._holder = api, name, holder
         self._collection = f"{_GROUP}/namespaces/{namespace}/leases"
         self._seen: tuple[str, float] = ("", 0.0)
         self._renewed: float | None = None
@@ -36,11 +28,11 @@ class Lease:
     @property
     def is_held(self) -> bool:
         """Whether nobody else can have taken it: it was renewed less than two thirds of its time ago."""
-        return self._renewed is not None and self._clock() - self._renewed < SECONDS * 2 / 3
+        return self._renewed is not None and time.monotonic() - self._renewed < SECONDS * 2 / 3
 
     def renew(self) -> bool:
         """Take or renew it; False while another has it, whose name is then ``other``. Raises ApiError."""
-        asked = self._clock()
+        asked = time.monotonic()
         live = self._api.find(f"{self._collection}/{self._name}")
         if live is None:
             held = self._write(None)
@@ -50,7 +42,7 @@ class Lease:
             version = live["metadata"]["resourceVersion"]
             if version != self._seen[0]:
                 # The time of the answer, which may come long after the question.
-                self._seen = (version, self._clock())
+                self._seen = (version, time.monotonic())
             is_stale = asked - self._seen[1] > SECONDS
             held = (self.other in ("", self._holder) or is_stale) and self._write(live)
         self._renewed = asked if held else None
@@ -78,12 +70,7 @@ class Lease:
         }
         try:
             if live is None:
-                made = {
-                    "apiVersion": "coordination.k8s.io/v1",
-                    "kind": "Lease",
-                    "metadata": {"name": self._name},
-                }
-                self._api.create(self._collection, {**made, "spec": spec})
+                self._api.create(self._collection, {"metadata": {"name": self._name}, "spec": spec})
             else:
                 # The version in it makes the server refuse what another has changed meanwhile.
                 self._api.replace(f"{self._collection}/{self._name}", {**live, "spec": spec})

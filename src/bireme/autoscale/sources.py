@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import cache
 from http.client import HTTPException
 from types import MappingProxyType
 from typing import Any
@@ -63,30 +63,20 @@ def quotas(api: Api, jobs: Iterable[RunningJob]) -> dict[str, int]:
     It is the ClusterQueue's own quota that counts, not what it could borrow, and none is left while other
     jobs wait in it: those are Kueue's to decide about.
     """
+    find = cache(api.find)
     queues: dict[str, Mapping[str, Any] | None] = {}
-    local: dict[tuple[str, str], str] = {}
-    cluster: dict[str, Mapping[str, Any] | None] = {}
     held: dict[str, dict[str, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
     queued = {job.key: job for job in jobs if job.queue}
     for job in queued.values():
-        own = job.namespace, job.queue
-        if own not in local:
-            found = api.find(f"{_KUEUE}/namespaces/{job.namespace}/localqueues/{job.queue}")
-            local[own] = ((found or {}).get("spec") or {}).get("clusterQueue") or ""
-        name = local[own]
-        if name not in cluster:
-            cluster[name] = api.find(f"{_KUEUE}/clusterqueues/{name}") if name else None
-        queues[job.key] = cluster[name]
+        local = find(f"{_KUEUE}/namespaces/{job.namespace}/localqueues/{job.queue}") or {}
+        name = (local.get("spec") or {}).get("clusterQueue") or ""
+        queues[job.key] = find(f"{_KUEUE}/clusterqueues/{name}") if name else None
         for resource, amount in pod_requests(job.spec).items():
-            held[_name(queues[job.key])][resource] += quantity(amount) * (job.workers + job.policy.spares)
+            held[name][resource] += quantity(amount) * (job.workers + job.policy.spares)
     return {
-        key: unused(queue, queued[key].spec, held[_name(queue)]) if queue else 0
+        key: unused(queue, queued[key].spec, held[queue["metadata"]["name"]]) if queue else 0
         for key, queue in queues.items()
     }
-
-
-def _name(queue: Mapping[str, Any] | None) -> str:
-    return str(queue["metadata"]["name"]) if queue else ""
 
 
 def unused(

@@ -14,6 +14,7 @@ from typing import Any
 
 from bireme.check.files import dependencies
 from bireme.core.findings import Finding
+from bireme.core.manifests import within
 from bireme.core.quantities import counted
 from bireme.helm import Arm, Covered
 from bireme.helm.values import read_file
@@ -212,10 +213,8 @@ def value_findings(chart: Path, renders: Sequence[Covered]) -> Iterator[Finding]
             yield _finding(chart, path, "no template reads it", "remove it, or correct its name")
     for path in sorted({path for covered in renders for path in covered.own_reads}):
         *above, last = path
-        holder: Any = own
-        for key in above:
-            holder = holder.get(key) if isinstance(holder, Mapping) else None
-        is_open = not isinstance(holder, Mapping) or not holder or (*above, "*") in read
+        holder = within(own, *above)
+        is_open = not holder or (*above, "*") in read
         if not is_open and last not in (*holder, *others, "*"):
             sentence = "a template reads it, values.yaml does not have it"
             yield _finding(chart, path, sentence, "add it with its default")

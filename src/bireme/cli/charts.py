@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from bireme.cli.options import (
 from bireme.cli.upgrades import begun
 from bireme.core.errors import BiremeError, suggestion
 from bireme.core.findings import WRITERS
+from bireme.core.manifests import within
 from bireme.helm import RenderRequest, SetFlags
 from bireme.helm import values as value_files
 from bireme.helm.yaml import block_text
@@ -108,11 +108,11 @@ def _explanation(chart: Path, key: str) -> dict[str, Any]:
     part, path = resolved(schema, schema), tuple(filter(None, key.split(".")))
     for name in path:
         inside = part.get("properties", {})
-        known = {*inside, *_mapping(value)}
+        known = {*inside, *within(value)}
         if name not in known:
             raise BiremeError(f"{chart.name} has no value {key}: {suggestion(name, known)}")
-        part, value = resolved(schema, inside.get(name)), _mapping(value).get(name)
-    types, below = part.get("type", "any"), sorted({*part.get("properties", {}), *_mapping(value)})
+        part, value = resolved(schema, inside.get(name)), within(value).get(name)
+    types, below = part.get("type", "any"), sorted({*part.get("properties", {}), *within(value)})
     return {
         "key": key,
         "text": comments(text).get(path) or part.get("description", ""),
@@ -120,10 +120,6 @@ def _explanation(chart: Path, key: str) -> dict[str, Any]:
         **{name: part[name] for name in _LIMITS if name in part},
         **({"keys": below} if below else {"default": value}),
     }
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 @cli.command()
@@ -186,11 +182,8 @@ def validate(app: App, /, output: str, **options: Any) -> None:
 
     request = request_of(app, **options)
     found = refusals(app.renderer, request)
-    app.show(
-        output,
-        {"problems": found},
-        lambda: shortened(found) or f"{request.chart}: the values are valid",
-    )
+    valid = f"{request.chart}: the values are valid"
+    app.show(output, {"problems": found}, lambda: shortened(found) or valid)
     sys.exit(1 if found else 0)
 
 

@@ -107,9 +107,7 @@ def autoscale_command(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     if port:
-        from bireme.autoscale.health import serve_health
-
-        serve_health(controller, port)
+        controller.serve_health(port)
     controller.run(every, stop)
 
 

@@ -14,11 +14,10 @@ from bireme import __version__
 from bireme.cli import views
 from bireme.cli.options import App, cli, output_option, pass_app, stacked
 from bireme.clusters import ADDONS, DEFAULT_NAME
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, refuse_name
 from bireme.core.progress import step
 from bireme.helm.yaml import block_text
 from bireme.provision import CAPACITIES
-from bireme.workbench import refuse_name
 
 if TYPE_CHECKING:
     from bireme.provision.groups import Fleet

@@ -18,11 +18,11 @@ from click.shell_completion import CompletionItem
 from rich.console import Console, RenderableType
 
 from bireme import __version__
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, refuse_name
 from bireme.core.findings import SEVERITIES, WRITERS, Finding
 from bireme.helm import RenderError, RenderRequest, SetFlags
 from bireme.helm import values as value_files
-from bireme.workbench import Target, Workbench, refuse_name
+from bireme.workbench import Target, Workbench
 
 if TYPE_CHECKING:
     from bireme.clusters.base import Cluster

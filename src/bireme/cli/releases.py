@@ -328,14 +328,7 @@ class _Duration(click.ParamType[int]):
 @target_options
 @pass_app
 def logs(
-    app: App,
-    /,
-    release: str,
-    rank: int | None,
-    every: bool,
-    namespace: str,
-    target: Target,
-    **options: Any,
+    app: App, /, release: str, rank: int | None, every: bool, namespace: str, target: Target, **options: Any
 ) -> None:
     """Print the log of a pod of RELEASE, or of all ranks.
 

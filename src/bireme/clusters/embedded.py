@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from bireme.clusters.api import ApiError
 from bireme.clusters.base import ClusterInfo
 from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.ports import reserved
-from bireme.clusters.programs import last_lines, run_alone
+from bireme.clusters.programs import last_lines, run_alone, spawn
 from bireme.clusters.state import claim, cluster_dir, made_by, write_info
 from bireme.clusters.waiting import no_interrupts
 from bireme.core.errors import BiremeError
@@ -211,17 +210,10 @@ def _start_again(folder: Path, name: str) -> None:
     documents = yaml.safe_load_all(config.read_text(encoding="utf-8"))
     components = [each for document in documents for each in document.get("components", ())]
     (component,) = [each for each in components if each["name"] == name]
-    with _log(folder, name).open("ab") as output:
-        output.write(_STARTED_AGAIN.encode())
-        output.flush()
-        subprocess.Popen(
-            [component["binary"], *component["args"]],
-            cwd=component["workDir"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    log = _log(folder, name)
+    with log.open("a", encoding="utf-8") as output:
+        output.write(_STARTED_AGAIN)
+    spawn([component["binary"], *component["args"]], os.environ, log, component["workDir"])
 
 
 def _log(folder: Path, name: str) -> Path:
@@ -274,34 +266,20 @@ def _extra_args(component: str, args: Mapping[str, str]) -> dict[str, Any]:
     return {"name": component, "extraArgs": [{"key": key, "value": value} for key, value in args.items()]}
 
 
-def _processes(folder: Path) -> list[tuple[int, str]]:
+def _processes(folder: Path) -> Iterator[tuple[int, str]]:
     """Process number and program of each process that was started from ``folder``."""
-    own = f"{folder}{os.sep}"
-    return [(pid, program) for pid, program in _all_processes() if program.startswith(own)]
-
-
-def _all_processes() -> Iterator[tuple[int, str]]:
-    proc = Path("/proc")
-    if (proc / "self" / "cmdline").exists():
-        for entry in proc.iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    yield (
-                        int(entry.name),
-                        (entry / "cmdline").read_bytes().split(b"\0")[0].decode(errors="replace"),
-                    )
-        return
-    listing = subprocess.run(["ps", "-axww", "-o", "pid=,args="], capture_output=True, text=True, check=True)
-    for line in listing.stdout.splitlines():
-        pid, _, program = line.strip().partition(" ")
-        yield int(pid), program.strip()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            program = (entry / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+            if program.startswith(f"{folder}{os.sep}"):
+                yield int(entry.name), program
 
 
 def _destroy(folder: Path) -> bool:
     """End every process of the cluster and remove its directory. Safe to repeat; True when there was any."""
     found = folder.exists()
     # Repeated until none is left: a process may start another one before it is killed.
-    while running := _processes(folder):
+    while running := list(_processes(folder)):
         found = True
         for pid, program in running:
             try:

@@ -12,7 +12,7 @@ from bireme.core.errors import BiremeError
 
 
 def existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
-    """The cluster of ``context``, "" for the current one. Raises BiremeError without a kubeconfig.
+    """The cluster of ``context``, "" for the current one, once its API server answers. Raises BiremeError.
 
     Where no ``kubeconfig`` is given, the files of ``$KUBECONFIG`` count together, else ~/.kube/config.
     """
@@ -22,7 +22,9 @@ def existing(kubeconfig: Path | None = None, context: str = "") -> Cluster:
             f"there is no kubeconfig at {file}: name one with --kubeconfig, "
             "or start a cluster on this machine with: bireme up"
         )
-    return Cluster(context or "current", "existing", file, context or None)
+    cluster = Cluster(context or "current", "existing", file, context or None)
+    cluster.api.greet()
+    return cluster
 
 
 def _default_kubeconfig(environ: Mapping[str, str]) -> Path:

@@ -22,6 +22,7 @@ from bireme.plan.instances import Instance, instance_of, load_instances
 from bireme.plan.workloads.model import true_conditions
 
 STORAGE_CLASS = "fake"
+CLAIM_SIZE = "1Ti"
 # The nodes that kwok simulates: all fake ones but those with this label.
 MANAGED_NODES = f"{labels.FAKE_LABEL}={labels.FAKE_VALUE},!{labels.CUT_LABEL}"
 
@@ -77,14 +78,15 @@ class FakeNodes(Cluster):
         self._create([(instance, index) for index in free])
         return tuple(names[index] for index in free)
 
-    def add_claim(self, name: str, namespace: str = "default", size: str = "1Ti") -> None:
+    def add_claim(self, name: str, namespace: str = "default", **spec: str) -> None:
         """Create a PersistentVolumeClaim that many nodes can share; there is no storage behind it.
 
         It replaces the FSx and EFS claims that workloads name. An existing claim stays as it is.
         """
         self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
-        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
-        self._create_missing(path, claim(name, size))
+        asks = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": CLAIM_SIZE}}}
+        body = {"metadata": {"name": name}, "spec": {**asks, "storageClassName": STORAGE_CLASS, **spec}}
+        self._create_missing(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", body)
 
     def _create_missing(self, path: str, body: Mapping[str, Any]) -> None:
         try:
@@ -112,9 +114,3 @@ class FakeNodes(Cluster):
 def _schedulable(node: Mapping[str, Any]) -> bool:
     taints = {taint["key"] for taint in node["spec"].get("taints", [])}
     return "Ready" in true_conditions(node) and labels.NOT_READY_TAINT not in taints
-
-
-def claim(name: str, size: str, storage_class: str = STORAGE_CLASS, **spec: str) -> dict[str, Any]:
-    """A PersistentVolumeClaim that many nodes can share."""
-    asks = {"resources": {"requests": {"storage": size}}, "storageClassName": storage_class}
-    return {"metadata": {"name": name}, "spec": {"accessModes": ["ReadWriteMany"], **asks, **spec}}

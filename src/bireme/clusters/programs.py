@@ -81,11 +81,14 @@ def start(folder: Path, binary: Path, arguments: Sequence[str], environment: Map
     return Program(spawn([str(link), *arguments], {**environment, "HOME": str(folder)}, log), log)
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, folder: str | None = None
+) -> subprocess.Popen[bytes]:
     """A process in a session of its own, without input, whose output is added to ``log``."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
+            cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,

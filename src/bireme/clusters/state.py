@@ -8,33 +8,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from pathlib import Path
 
 from bireme.clusters.base import ClusterInfo
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, refuse_name
 from bireme.core.paths import Paths
 
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 _META = "meta.json"
-
-
-def check_name(name: str) -> str:
-    """``name`` if it can name a cluster: lower-case letters, digits and dashes, 40 at most.
-
-    Raises BiremeError otherwise.
-    """
-    if not _NAME.fullmatch(name):
-        raise BiremeError(
-            f"{name!r} cannot name a cluster: use lower-case letters, digits and dashes, "
-            "40 at most, with a letter or digit at both ends"
-        )
-    return name
 
 
 def cluster_dir(paths: Paths, name: str) -> Path:
     """The directory that holds everything of the cluster ``name``. Raises BiremeError for a bad name."""
-    return paths.state / "clusters" / check_name(name)
+    refuse_name("--cluster", name, 40)
+    return paths.state / "clusters" / name
 
 
 def write_info(paths: Paths, info: ClusterInfo) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Callable, Iterable
 
 
 class BiremeError(Exception):
@@ -22,3 +24,24 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
     close = close or [each for each in choices if each.partition(".")[0] == name.partition(".")[0]][:3]
     return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(choices)}"
+
+
+def refuse_name(option: str, name: str, longest: int, inner: str = "-") -> None:
+    """Raises BiremeError for a name that Kubernetes or Helm would not take.
+
+    ``inner`` is what it may have beside letters and digits, but not at its ends.
+    """
+    if not re.fullmatch(rf"[a-z0-9]([a-z0-9{inner}]*[a-z0-9])?", name) or len(name) > longest:
+        dots = " and dots" if "." in inner else ""
+        raise BiremeError(
+            f"{option}: {name!r} cannot be a name: it takes lower-case letters, digits and "
+            f"inner dashes{dots}, at most {longest}"
+        )
+
+
+def run(main: Callable[[], object]) -> None:
+    """Run the program ``main``, which a BiremeError ends with its sentence and exit code 1."""
+    try:
+        main()
+    except BiremeError as error:
+        sys.exit(f"error: {error}")

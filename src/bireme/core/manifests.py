@@ -62,8 +62,7 @@ class Manifest(Mapping[str, Any]):
     @property
     def metadata(self) -> Mapping[str, Any]:
         """The object's metadata, empty when it has none."""
-        found = self._content.get("metadata")
-        return found if isinstance(found, Mapping) else MappingProxyType({})
+        return within(self._content, "metadata")
 
     @property
     def name(self) -> str:
@@ -79,14 +78,12 @@ class Manifest(Mapping[str, Any]):
     @property
     def labels(self) -> Mapping[str, str]:
         """metadata.labels."""
-        found = self.metadata.get("labels")
-        return found if isinstance(found, Mapping) else MappingProxyType({})
+        return within(self._content, "metadata", "labels")
 
     @property
     def annotations(self) -> Mapping[str, str]:
         """metadata.annotations."""
-        found = self.metadata.get("annotations")
-        return found if isinstance(found, Mapping) else MappingProxyType({})
+        return within(self._content, "metadata", "annotations")
 
     @property
     def is_hook(self) -> bool:
@@ -148,6 +145,13 @@ def without_state(item: Mapping[str, Any]) -> dict[str, Any]:
     if kept := {key: note for key, note in notes.items() if key != _REVISION}:
         metadata["annotations"] = kept
     return {**{key: value for key, value in item.items() if key != "status"}, "metadata": metadata}
+
+
+def within(value: Any, *keys: str) -> Mapping[str, Any]:
+    """The mapping at ``keys`` in ``value``, empty where there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
 
 
 def freeze(value: Any) -> Any:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class Renderer:
         # Large objects that were read from the disk, by key, and those that were written, by identity.
         self._read: dict[str, Manifest] = {}
         self._written: dict[int, tuple[Manifest, str]] = {}
-        self._trees: dict[Path, str] = {}
+        self._tree = cache(tree_digest)
         self._idle: list[RenderProcess] = []
         # Helm writes nothing there for a render, and finds nothing.
         self._home = paths.cache / "no-home"
@@ -325,12 +325,6 @@ class Renderer:
             *request.flags(),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def _tree(self, chart: Path) -> str:
-        with self._lock:
-            if chart not in self._trees:
-                self._trees[chart] = tree_digest(chart)
-            return self._trees[chart]
 
     # --- the disk ---
 

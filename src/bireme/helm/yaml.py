@@ -28,7 +28,7 @@ _NOT_JSON = {sign + word for word in (".inf", ".Inf", ".INF") for sign in ("", "
     ".NAN",
 }
 # Integers in Go: a prefix names the base, and a leading zero alone means octal. Underscores are gone here.
-_BASED = re.compile(r"([+-]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|(0|[1-9][0-9]*))")
+_BASED = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO]?[0-7]+|0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 # Lines whose indentation or dashes could nest deeply.
 _DEEP_BLOCK = re.compile(r"^(?: |- ){100}", re.MULTILINE)
@@ -55,18 +55,14 @@ def parse_yaml(text: str, where: str, as_written: bool = False) -> Values:
     and words of a program (`env`, `args`, `command`) that YAML reads as other text.
     """
     merged: Values = {}
-    try:
-        for node in yaml.compose_all(text, Loader=_Loader):
-            if as_written:
-                _refuse_changed(node, where)
-            document = _plain(node, where, frozenset())
-            if document is not None and not isinstance(document, dict):
-                raise BiremeError(
-                    f"{where} holds {type_name(document)}, not a mapping: it must have `key: value` lines"
-                )
-            merged = merge(merged, document or {})
-    except yaml.YAMLError as error:
-        raise _broken(error, where) from error
+    for node, document in documents(text, where):
+        if as_written:
+            _refuse_changed(node, where)
+        if document is not None and not isinstance(document, dict):
+            raise BiremeError(
+                f"{where} holds {type_name(document)}, not a mapping: it must have `key: value` lines"
+            )
+        merged = merge(merged, document or {})
     return merged
 
 
@@ -75,16 +71,12 @@ def documents(text: str, where: str) -> Iterator[tuple[yaml.Node, Any]]:
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             yield node, _plain(node, where, frozenset())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f" line {mark.line + 1}" if mark else ""
+        raise BiremeError(f"{where}{line} is not valid YAML: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
-        raise _broken(error, where) from error
-
-
-def _broken(error: yaml.YAMLError, where: str) -> BiremeError:
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return BiremeError(f"{where} is not valid YAML: {' '.join(str(error).split())}")
-    mark = error.problem_mark or error.context_mark
-    line = f" line {mark.line + 1}" if mark else ""
-    return BiremeError(f"{where}{line} is not valid YAML: {error.problem or error.context}")
+        raise BiremeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
 _MOST_CHARACTERS = 2**20
@@ -102,28 +94,22 @@ def refuse_bombs(text: str, where: str, most: int = _MOST_CHARACTERS) -> None:
         raise BiremeError(f"{where} has {len(text):,} characters: it may have at most {most // 2**20} MiB")
     if "*" not in text and max(text.count("["), text.count("{")) < _DEEPEST and not _DEEP_BLOCK.search(text):
         return
-    depth, sizes, open_anchors, size = 0, dict[str | None, int](), list[tuple[str | None, int]](), 0
-    for event in _events(text):
-        size += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            open_anchors.append((event.anchor, size))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-            anchor, before = open_anchors.pop()
-            if anchor:
-                sizes[anchor] = size - before + 1
-        if depth > _DEEPEST:
-            raise BiremeError(f"{where} is nested more than {_DEEPEST} deep")
-        if size > _MOST_NODES:
-            raise BiremeError(f"{where} has more than {_MOST_NODES:,} values, counted where anchors put them")
-
-
-def _events(text: str) -> Iterator[yaml.Event]:
-    try:
-        yield from yaml.parse(text, Loader=yaml.CSafeLoader)
-    except yaml.YAMLError:
-        return  # parse_yaml says where
+    sizes, open_anchors, size = dict[str | None, int](), list[tuple[str | None, int]](), 0
+    # parse_yaml says where a text is broken.
+    with suppress(yaml.YAMLError):
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            size += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_anchors.append((event.anchor, size))
+            elif isinstance(event, yaml.CollectionEndEvent):
+                anchor, before = open_anchors.pop()
+                if anchor:
+                    sizes[anchor] = size - before + 1
+            if len(open_anchors) > _DEEPEST:
+                raise BiremeError(f"{where} is nested more than {_DEEPEST} deep")
+            if size > _MOST_NODES:
+                many = f"more than {_MOST_NODES:,} values, counted where anchors put them"
+                raise BiremeError(f"{where} has {many}")
 
 
 _OF_PROGRAMS = ("env", "args", "command")
@@ -240,17 +226,11 @@ def _scalar(text: str) -> Any:
 
 
 def _integer(digits: str) -> int | None:
-    match = _BASED.fullmatch(digits)
-    if not match:
+    if not _BASED.fullmatch(digits):
         return None
-    sign, hexadecimal, binary, octal, decimal = match.groups()
-    base, body = next(
-        (base, body)
-        for base, body in ((16, hexadecimal), (2, binary), (8, octal), (10, decimal))
-        if body is not None
-    )
-    value = int(sign + body, base)
-    fits = -(2**63) <= value < 2**63 or (not sign and value < 2**64)
+    # Python wants 0o755 where Go takes 0755 too.
+    value = int(re.sub(r"^([+-]?)0(?=\d)", r"\g<1>0o", digits), 0)
+    fits = -(2**63) <= value < 2**63 or (digits[0] not in "+-" and value < 2**64)
     return value if fits else None
 
 

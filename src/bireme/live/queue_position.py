@@ -41,9 +41,12 @@ def queue_positions(api: Api, namespace: str, jobs: Iterable[Queued]) -> tuple[Q
     jobs = tuple(jobs)
     if not jobs:
         return ()
-    own = _items(api, f"{_GROUP}/namespaces/{namespace}/workloads")
-    if own is None:
-        return ()
+    try:
+        own = api.items(f"{_GROUP}/namespaces/{namespace}/workloads")
+    except ApiError as error:
+        if error.status in (403, 404):
+            return ()
+        raise
     line = _line(api, namespace, {each.queue for each in jobs})
     return tuple(_position(each, [item for item in own if _is_of(item, each)], line) for each in jobs)
 
@@ -117,10 +120,8 @@ def _line(api: Api, namespace: str, queues: Iterable[str]) -> Mapping[str, list[
 
     (``Less`` of Kueue's pkg/cache/queue/cluster_queue.go.)
     """
-    local = _items(api, f"{_GROUP}/localqueues")
-    everyone = _items(api, f"{_GROUP}/workloads")
-    if local is None or everyone is None:
-        return {}
+    local = api.items(f"{_GROUP}/localqueues", unless=(403, 404))
+    everyone = api.items(f"{_GROUP}/workloads", unless=(403, 404))
     cluster_queue = {
         (each["metadata"]["namespace"], each["metadata"]["name"]): each["spec"]["clusterQueue"]
         for each in local
@@ -153,14 +154,3 @@ def _why(item: Mapping[str, Any]) -> str:
         if conditions.get(name, {}).get("message"):
             return shorten(conditions[name]["message"])
     return ""
-
-
-def _items(api: Api, path: str) -> list[dict[str, Any]] | None:
-    """The objects at ``path``; None without Kueue or without the right to read them."""
-    try:
-        found: list[dict[str, Any]] = api.get(path)["items"]
-    except ApiError as error:
-        if error.status not in (403, 404):
-            raise
-        return None
-    return found

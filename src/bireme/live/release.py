@@ -92,12 +92,15 @@ class Release:
     @cached_property
     def manifests(self) -> tuple[Manifest, ...]:
         """Its objects as Helm applied them, without hooks. Raises NoRelease."""
-        return parse(self.releases.manifest(self.name, self.namespace) if self.text is None else self.text)
+        if self.text is not None:
+            return parse(self.text)
+        command = ["get", "manifest", self.name, "--namespace", self.namespace]
+        return parse(self._asked(self.releases._command.run(command)).decode())
 
     @cached_property
     def values(self) -> dict[str, Any]:
         """The values that the user gave. Raises NoRelease."""
-        return self.releases.values(self.name, self.namespace)
+        return self._asked(self.releases._command.get_values(self.name, namespace=self.namespace))
 
     @cached_property
     def revision(self) -> Revision:
@@ -106,6 +109,12 @@ class Release:
         if found is None:
             raise self.releases.missing(self.name, self.namespace)
         return found
+
+    def _asked(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return _run(call, self.name, self.namespace)
+        except NoRelease as error:
+            raise self.releases.missing(self.name, self.namespace) from error
 
 
 class NoRelease(BiremeError):
@@ -132,20 +141,17 @@ class Releases:
         values: Mapping[str, Any],
         timeout: float = 300,
         create_namespace: bool = False,
-        force_conflicts: bool = False,
     ) -> Release:
         """Install a chart, or upgrade its release.
 
         ``values`` are all the user's values: none of the last revision's are kept.
         Does not wait for pods; ``timeout`` in seconds is for Helm's own requests and hooks.
-        ``force_conflicts`` takes over fields that another manager changed (Helm 4).
         """
         if not (chart / "Chart.yaml").is_file():
             raise BiremeError(f"{chart} is not a chart: it has no readable Chart.yaml")
         command = ["upgrade", release, chart, "--install", "--namespace", namespace, "--output", "json"]
         command += ["--timeout", _duration(timeout), "--values", "-"]
         command += ["--create-namespace"] if create_namespace else []
-        command += ["--force-conflicts"] if force_conflicts else []
         made = json.loads(_run(self._command.run(command, as_json(values).encode()), release, namespace))
         notes = (made["info"].get("notes") or "").strip() if made["version"] == 1 else ""
         return Release(self, release, namespace, made["manifest"], notes)
@@ -207,16 +213,6 @@ class Releases:
         )
         return tuple(map(Revision.of, _run(listed, "", namespace or "")))
 
-    def values(self, release: str, namespace: str) -> dict[str, Any]:
-        """The values that the user gave for the latest revision. Raises NoRelease."""
-        return self._of_existing(self._command.get_values(release, namespace=namespace), release, namespace)
-
-    def manifest(self, release: str, namespace: str) -> str:
-        """The objects of the latest revision as Helm applied them, without hooks. Raises NoRelease."""
-        command = ["get", "manifest", release, "--namespace", namespace]
-        text: bytes = self._of_existing(self._command.run(command), release, namespace)
-        return text.decode()
-
     @cached_property
     def _command(self) -> Command:
         # Imported here, because importing pydantic would slow down `bireme --help`.
@@ -229,12 +225,6 @@ class Releases:
             kubeconfig=self._cluster.kubeconfig,
             kubecontext=self._cluster.context,
         )
-
-    def _of_existing(self, call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:
-        try:
-            return _run(call, release, namespace)
-        except NoRelease as error:
-            raise self.missing(release, namespace) from error
 
 
 def _run(call: Coroutine[Any, Any, T], release: str, namespace: str) -> T:

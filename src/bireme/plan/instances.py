@@ -66,9 +66,7 @@ _GPU_PARTS = frozenset(("g6f", "gr6f"))
 class Accelerator:
     """The accelerators of one instance: ``count`` devices named ``resource`` by their device plugin."""
 
-    name: str
     count: int
-    memory_mib: int | None
     resource: str
 
 
@@ -170,7 +168,7 @@ class Instance:
 
 CPU_NODE = Instance(
     "m7i.2xlarge",
-    Accelerator("none", 0, None, ACCELERATORS[0]),
+    Accelerator(0, ACCELERATORS[0]),
     efa=0,
     vcpu=8,
     memory_mib=32768,
@@ -347,12 +345,7 @@ def read_instance(file: Path) -> Instance:
         )
     return Instance(
         type=facts["type"],
-        accelerator=Accelerator(
-            name=accelerator["name"],
-            count=accelerator["count"],
-            memory_mib=accelerator.get("memoryMiB"),
-            resource=accelerator["resource"],
-        ),
+        accelerator=Accelerator(accelerator["count"], accelerator["resource"]),
         efa=facts["efa"],
         vcpu=facts["vcpu"],
         memory_mib=facts["memoryMiB"],

@@ -34,28 +34,19 @@ def object_diffs(
     """
     live, wanted = by_identity(current, home), by_identity(desired, home)
     found = []
-    for identity in sorted(live.keys() | wanted.keys(), key=str):
-        before, after = live.get(identity), wanted.get(identity)
-        lines = tuple(
-            line
-            for number, line in enumerate(difflib.unified_diff(*_texts(before, after), lineterm=""))
-            if number > 1
-        )
-        some = after or before
-        if lines and some:
+    for identity, some in sorted((live | wanted).items(), key=lambda each: str(each[0])):
+        texts = _texts(some, live.get(identity), wanted.get(identity))
+        if lines := tuple(difflib.unified_diff(*texts, lineterm=""))[2:]:
             found.append(ObjectDiff(some.identity, lines))
     return tuple(found)
 
 
-def _texts(before: Manifest | None, after: Manifest | None) -> tuple[list[str], list[str]]:
+def _texts(some: Manifest, before: Manifest | None, after: Manifest | None) -> tuple[list[str], list[str]]:
     old, new = (each.thaw() if each else None for each in (before, after))
-    some = after or before
-    if some and some.kind == "Secret":
+    if some.kind == "Secret":
         _hide(old or {}, new or {})
-    generated = some.annotations.get(GENERATED_ANNOTATION) if some else None
     for content in filter(None, (old, new)):
-        if generated:
-            content.pop(generated, None)
+        content.pop(some.annotations.get(GENERATED_ANNOTATION, ""), None)
         ((content.get("metadata") or {}).get("annotations") or {}).pop(IMMUTABLE_ANNOTATION, None)
     return _lines(old), _lines(new)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bireme.core.manifests import Manifest
+from bireme.core.manifests import Manifest, within
 from bireme.core.plain import Plain
 from bireme.plan.workloads import kind_of
 from bireme.plan.workloads.model import spec_of
@@ -40,8 +40,8 @@ def storage_of(manifest: Manifest) -> Iterator[Storage]:
     if manifest.kind == CLASS:
         yield Storage(CLASS, manifest.name, driver=str(manifest.get("provisioner") or ""))
     elif manifest.kind == VOLUME:
-        driver = str(_mapping(spec.get("csi")).get("driver") or "")
-        yield _sized(VOLUME, manifest.name, spec, _mapping(spec.get("capacity")), driver)
+        driver = str(within(spec, "csi").get("driver") or "")
+        yield _sized(VOLUME, manifest.name, spec, within(spec, "capacity"), driver)
     elif manifest.kind == CLAIM:
         yield _claim(manifest.name, spec)
     else:
@@ -51,7 +51,7 @@ def storage_of(manifest: Manifest) -> Iterator[Storage]:
 
 
 def _claim(name: str, spec: Mapping[str, Any]) -> Storage:
-    return _sized(CLAIM, name, spec, _mapping(_mapping(spec.get("resources")).get("requests")))
+    return _sized(CLAIM, name, spec, within(spec, "resources", "requests"))
 
 
 def _sized(
@@ -60,7 +60,3 @@ def _sized(
     modes = tuple(str(mode) for mode in spec.get("accessModes") or ())
     storage_class = str(spec.get("storageClassName") or "")
     return Storage(kind, name, str(sizes.get("storage") or ""), modes, storage_class, driver)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

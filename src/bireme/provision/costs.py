@@ -31,9 +31,8 @@ class Quota:
 
 @dataclass(frozen=True)
 class Prices:
-    """List prices in USD per hour by instance type, and where and when they were read."""
+    """List prices in USD per hour by instance type, and when they were read."""
 
-    source: str
     date: str
     region: str
     control_plane: float
@@ -52,7 +51,6 @@ def load_prices(paths: Paths) -> Prices:
     """The prices of values/prices.yaml."""
     facts: Mapping[str, Any] = values.read_file(paths.values / "prices.yaml")
     return Prices(
-        source=facts["source"],
         date=str(facts["date"]),
         region=facts["region"],
         control_plane=float(facts["controlPlane"]),

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from bireme.core.errors import BiremeError
+from bireme.core.errors import BiremeError, refuse_name
 from bireme.core.labels import NODE_TYPE_LABEL
 from bireme.plan.instances import CPU_TYPE, HYPERPOD, Instance, instance_of
 
 _RESERVATION = re.compile(r"cr-[0-9a-z]+")
 _REGION = re.compile(r"[a-z]{2,3}(-[a-z]+)+-\d+")
-_CLUSTER = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _MIB_PER_PAGE = 2
 _EFA_BOOT = """\
 echo vm.nr_hugepages={pages} > /etc/sysctl.d/90-bireme.conf
@@ -94,8 +93,7 @@ class Fleet:
     least_zones: int = 2
 
     def __post_init__(self) -> None:
-        if not _CLUSTER.fullmatch(self.name):
-            raise BiremeError(f"--cluster {self.name!r}: use lower-case letters, digits and dashes")
+        refuse_name("--cluster", self.name, 63)
         if not _REGION.fullmatch(self.region):
             raise BiremeError(f"--region {self.region!r} is not a region: write for example us-west-2")
         outside = [zone for zone in self.zones if not zone.startswith(self.region) or zone == self.region]

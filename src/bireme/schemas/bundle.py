@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from bireme.core.errors import BiremeError
+from bireme.core.manifests import within
 from bireme.core.paths import Paths
 
 Schema = dict[str, Any]
@@ -150,7 +151,7 @@ class _Bundler:
                 key: self._described(below, (*path, key)) if isinstance(below, dict) else below
                 for key, below in schema["properties"].items()
             }
-            defaults = self._default(path)
+            defaults = within(self._defaults, *path)
             needed = [
                 key
                 for key, below in schema["properties"].items()
@@ -164,13 +165,6 @@ class _Bundler:
         if "$ref" in schema:
             schema = self._definition(_target(schema["$ref"]))
         return any("null" in _kinds(each) for each in (schema, *schema.get("oneOf", ())))
-
-    def _default(self, path: KeyPath) -> Mapping[str, Any]:
-        """The mapping at ``path`` of values.yaml, {} if there is none."""
-        found = self._defaults
-        for key in path:
-            found = found.get(key) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else {}
 
     def _local(self, schema: Any) -> Any:
         """``schema`` with every reference pointing into the bundle, and every integer bounded."""

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from bireme.core.errors import BiremeError
+from bireme.core.manifests import within
 from bireme.helm import ChartValues, Renderer, RenderError, RenderRequest
 from bireme.schemas.bundle import BUNDLE, KeyPath
 from bireme.schemas.moves import GONE, SINCE, moved
@@ -140,7 +141,9 @@ def explain(error: Error, chart: ChartValues, prefix: KeyPath = ()) -> Iterator[
         yield from _alternatives(error, chart, prefix, where)
     else:
         wanted = _WANTED.get(str(error.validator), _any_other_rule)(error)
-        description = _description(chart, error.absolute_path) if error.validator == "pattern" else ""
+        # A pattern alone explains little.
+        text = _at(chart, error.absolute_path).get("description") if error.validator == "pattern" else ""
+        description = f" ({text})" if text else ""
         instead = _INSTEAD.get(where.partition("[")[0], "") if error.validator == "type" else ""
         is_key = "propertyNames" in error.absolute_schema_path
         what = f"a key of `{where}`" if is_key else f"`{where or chart.name}`"
@@ -177,18 +180,14 @@ def _unknown(key: str, known: Iterable[str], error: Error, chart: ChartValues, p
     if meant := "" if parents else _meant(key, chart):
         hint = meant
     elif (
-        near := _near(key, known, 0.8)
+        near := difflib.get_close_matches(key, known, 1, 0.8)
         or (not error.absolute_path and _deeper(key, chart))
-        or _near(key, known, 0.6)
+        or difflib.get_close_matches(key, known, 1, 0.6)
     ):
         hint = f": did you mean `{written([*parents, *near])}`?"
     else:
         hint = f": it takes {_listed(sorted(known))}" if known else ""
     return Problem(path, f"`{path}` is not a value of {chart.name}{hint}")
-
-
-def _near(key: str, known: list[str], ratio: float) -> list[str]:
-    return difflib.get_close_matches(key, known, n=1, cutoff=ratio)
 
 
 def _deeper(key: str, chart: ChartValues) -> KeyPath:
@@ -235,13 +234,8 @@ def _listed(names: list[str]) -> str:
 
 def written(path: Iterable[str | int]) -> str:
     """``path`` as users write it: ``shm.size``, ``sources[0].url``."""
-    text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += ("." if text else "") + part.replace(".", r"\.")
-    return text
+    parts = (f"[{part}]" if isinstance(part, int) else "." + part.replace(".", r"\.") for part in path)
+    return "".join(parts).removeprefix(".")
 
 
 def _given(value: Any) -> str:
@@ -258,22 +252,13 @@ def _types(error: Error) -> str:
     )
 
 
-def _description(chart: ChartValues, path: Iterable[str | int]) -> str:
-    """The description of the key at ``path`` in parentheses: a pattern alone explains little."""
-    text = _at(chart, path).get("description")
-    return f" ({text})" if text else ""
-
-
 def resolved(root: Mapping[str, Any] | None, schema: Any) -> Mapping[str, Any]:
     """``schema`` with what it refers to in the document ``root``, {} for anything but a mapping."""
     if not isinstance(schema, dict):
         return {}
-    found: Any = {}
-    if str(schema.get("$ref", "")).startswith("#/"):
-        found = root
-        for name in schema["$ref"].removeprefix("#/").split("/"):
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return {**found, **schema} if isinstance(found, Mapping) else schema
+    reference = str(schema.get("$ref", ""))
+    found = within(root, *reference[2:].split("/")) if reference.startswith("#/") else {}
+    return {**found, **schema}
 
 
 def _not(error: Error) -> str:
@@ -285,24 +270,20 @@ def _not(error: Error) -> str:
     return f"not be like {json.dumps(refused)}"
 
 
-def _phrase(text: str) -> Callable[[Error], str]:
-    return lambda error: text.format(error.validator_value)
-
-
 _WANTED: Mapping[str, Callable[[Error], str]] = {
     "type": _types,
     "enum": lambda error: "be one of " + ", ".join(map(json.dumps, error.validator_value)),
     "const": lambda error: f"be {json.dumps(error.validator_value)}",
-    "pattern": _phrase("match {}"),
-    "minimum": _phrase("be at least {}"),
-    "maximum": _phrase("be at most {}"),
-    "exclusiveMinimum": _phrase("be more than {}"),
+    "pattern": lambda error: f"match {error.validator_value}",
+    "minimum": lambda error: f"be at least {error.validator_value}",
+    "maximum": lambda error: f"be at most {error.validator_value}",
+    "exclusiveMinimum": lambda error: f"be more than {error.validator_value}",
     "minLength": lambda error: (
         "not be empty" if error.validator_value == 1 else f"have at least {error.validator_value} characters"
     ),
-    "maxLength": _phrase("have at most {} characters"),
-    "minItems": _phrase("have at least {} items"),
-    "maxItems": _phrase("have at most {} items"),
+    "maxLength": lambda error: f"have at most {error.validator_value} characters",
+    "minItems": lambda error: f"have at least {error.validator_value} items",
+    "maxItems": lambda error: f"have at most {error.validator_value} items",
     "uniqueItems": lambda error: "not hold the same item twice",
     "not": _not,
 }

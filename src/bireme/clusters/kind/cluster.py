@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bireme.clusters.fakes import MANAGED_NODES, FakeNodes, claim, kwok_config
+from bireme.clusters.fakes import CLAIM_SIZE, MANAGED_NODES, FakeNodes, kwok_config
 from bireme.clusters.kind.engine import Engine
 from bireme.clusters.state import cluster_dir
 from bireme.clusters.waiting import until
@@ -86,16 +86,11 @@ class KindCluster(FakeNodes):
                 archive = self._archive(image, identity)
                 self.api.each(partial(self._import, archive), nodes)
 
-    def add_claim(self, name: str, namespace: str = "default", size: str = "1Ti") -> None:
-        """Create a claim that all nodes share, on a directory of the host; see ``claim_folder``.
-
-        It replaces the FSx and EFS claims that workloads name. An existing claim stays as it is.
-        """
-        self._create_missing("/api/v1/namespaces", {"metadata": {"name": namespace}})
+    def add_claim(self, name: str, namespace: str = "default", **spec: str) -> None:
+        """Create a claim that all nodes share, on a directory of the host; see ``claim_folder``."""
         volume = f"{namespace}-{name}"
-        self._create_volume(volume, "", size, {"namespace": namespace, "name": name})
-        path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
-        self._create_missing(path, claim(name, size, "", volumeName=volume))
+        self._create_volume(volume, "", CLAIM_SIZE, {"namespace": namespace, "name": name})
+        super().add_claim(name, namespace, storageClassName="", volumeName=volume, **spec)
 
     def claim_folder(self, claim: str, namespace: str = "default") -> Path:
         """The directory of this machine that a claim of ``add_claim`` keeps its files in."""
@@ -103,14 +98,7 @@ class KindCluster(FakeNodes):
 
     def on_node(self, node: str, *command: str) -> str:
         """What ``command`` prints when it runs on a node, as root. Raises BiremeError when it fails."""
-        return self.engine("exec", self._container(node), *command)
-
-    def _container(self, node: str) -> str:
-        if node not in self.containers():
-            raise BiremeError(
-                f"the cluster {self.name} has no node {node} in a container: see kubectl get nodes"
-            )
-        return node
+        return self.engine("exec", node, *command)
 
     def _real_nodes(self) -> list[dict[str, Any]]:
         """The nodes with a kubelet that have their pod network."""

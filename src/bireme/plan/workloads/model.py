@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from bireme.core.errors import BiremeError
 from bireme.core.labels import COMPONENT_LABEL
-from bireme.core.manifests import Manifest
+from bireme.core.manifests import Manifest, within
 from bireme.core.plain import Plain
 from bireme.core.quantities import EFA, accelerators, counted, pod_requests, quantity
 from bireme.plan.instances import Instance, NodeChoice, choose_nodes
@@ -218,8 +218,7 @@ class WorkloadKind(Protocol):
 
 def spec_of(manifest: Manifest) -> Mapping[str, Any]:
     """The object's spec, empty when it has none."""
-    found = manifest.get("spec")
-    return found if isinstance(found, Mapping) else {}
+    return within(manifest, "spec")
 
 
 _MOST_PODS = 100_000
