@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from bireme.core.errors import BiremeError
 from bireme.helm import Renderer, RenderError, RenderRequest, SetFlags, values
+from bireme.helm.yaml import block_text
 from bireme.tools import Toolbox
 
 MakeChart = Callable[..., Path]
@@ -104,6 +105,18 @@ plain_words = st.one_of(
     st.from_regex(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ][0-9:]{1,8}(\.[0-9]{1,3})?Z?)?", fullmatch=True),
     st.sampled_from(["yes", "No", "on", "OFF", "Null", "~", "TRUE", "nO", ".5", "-.5e3"]),
 )
+
+
+@settings(STEADY, max_examples=4)
+@given(words=st.lists(plain_words, min_size=150, max_size=200))
+def test_a_text_that_bireme_writes_is_a_text_for_helm_too(
+    words: list[str], toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    chart = bare_chart(tmp_path_factory.mktemp("texts"))
+    file, texts = chart / "texts.yaml", {f"t{number}": text for number, text in enumerate(SCALARS + words)}
+    file.write_text(block_text([texts]))
+    for helm in HELMS:
+        assert shown(toolbox, helm, chart, ["-f", str(file)]) == texts
 
 
 @settings(STEADY, max_examples=4)

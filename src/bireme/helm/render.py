@@ -152,9 +152,9 @@ class Renderer:
         self._folder = paths.cache / "renders"
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
-        # Large objects that were read from the disk, by key, and those that were written, by identity.
+        # Large objects that were read from the disk, by key, and what stands there for others, by identity.
         self._read: dict[str, Manifest] = {}
-        self._written: dict[int, tuple[Manifest, str]] = {}
+        self._written: dict[int, tuple[Manifest, dict[str, Any] | str]] = {}
         self._tree = cache(tree_digest)
         self._idle: list[RenderProcess] = []
         # Helm writes nothing there for a render, and finds nothing.
@@ -350,16 +350,14 @@ class Renderer:
 
     def _entry(self, item: Manifest) -> dict[str, Any] | str:
         """An object on the disk: itself, or the key of a file, which renders that have it in common share."""
-        if id(item) in self._written:
-            return self._written[id(item)][1]
-        entry = {"source": item.source, "object": item.thaw()}
-        text = json.dumps(entry)
-        if len(text) < _LARGE:
-            return entry
-        key = hashlib.sha256(text.encode()).hexdigest()
-        self._write(key, text)
-        self._written[id(item)] = item, key
-        return key
+        if id(item) not in self._written:
+            entry: dict[str, Any] | str = {"source": item.source, "object": item.thaw()}
+            text = json.dumps(entry)
+            if len(text) >= _LARGE:
+                entry = hashlib.sha256(text.encode()).hexdigest()
+                self._write(entry, text)
+            self._written[id(item)] = item, entry
+        return self._written[id(item)][1]
 
     def _loaded(self, entry: dict[str, Any] | str) -> Manifest:
         if not isinstance(entry, str):

@@ -271,7 +271,9 @@ class _Representer(yaml.representer.SafeRepresenter):
         return True
 
     def block(self, text: str) -> yaml.ScalarNode:
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+        # PyYAML takes 1e-3 and 08 for text, which Helm and Kubernetes read as numbers.
+        style = "|" if "\n" in text else None if isinstance(_scalar(text), str) else "'"
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Representer.add_representer(str, _Representer.block)
