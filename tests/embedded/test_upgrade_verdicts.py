@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
 from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer
+from bireme.live.release import Release, Releases
 from bireme.tools import Toolbox
 
 Chart = Callable[..., Path]
@@ -257,6 +259,23 @@ def test_a_definition_that_stays_after_its_deletion_is_written_to_again(
     with finalized_after_the_next_write(cluster, "kepts.example.com"):
         found = verdict(chart("1.0.0", held), chart("2.0.0", held, tag="2"))
     assert told(found)["Deployment/web"] == "restarts pods"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("after", "said"), [(1, "added"), (2, "removed")])
+def test_an_object_that_somebody_deletes_meanwhile_is_told_as_it_is_found(
+    after: int, said: str, verdict: Ask, chart: Chart, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install, made = Releases.install, []
+
+    def and_delete(self: Releases, *arguments: Any, **options: Any) -> Release:
+        made.append(install(self, *arguments, **options))
+        if len(made) == after:
+            cluster.api.delete(f"/api/v1/namespaces/{made[-1].namespace}/configmaps/settings")
+        return made[-1]
+
+    monkeypatch.setattr(Releases, "install", and_delete)
+    assert told(verdict(chart("1.0.0"), chart("1.0.1"))) == {"ConfigMap/settings": said}
 
 
 @pytest.mark.whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -76,9 +77,9 @@ class Kept:
         }  # fmt: skip
         self.service = object.__new__(keeper.Service)
         vars(self.service).update(
-            _env=self.env, _say=keeping.job.sim.log, _folder=self.folder, _own=own, _every=keeping.flush,
-            _flush=Folder(claim) if keeping.flush else None, _flushing=defaultdict(threading.Lock), _state={},
-            _room=threading.Semaphore(), _newest={},
+            _env=self.env, _say=keeping.job.sim.log, _folder=self.folder, _own=own,
+            _flush=Folder(claim) if keeping.flush else None, _claims=defaultdict(keeper._Claim), _state={},
+            _room=threading.Semaphore(), _newest={}, _between=math.lcm(keeping.every, keeping.flush or 1),
         )  # fmt: skip
 
     def ask(self, request: Mapping[str, Any], data: bytes = b"") -> bytes:
