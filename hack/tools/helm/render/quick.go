@@ -134,7 +134,8 @@ func (asked request) quick(one *v2.Chart, merged map[string]any, version *common
 	return parts, nil
 }
 
-// What Helm's engine has no exported name for. Its own render would parse all templates each time.
+// What Helm's engine has no exported name for. Its own render would parse all templates each time. Nothing compares the
+// signatures: look at pkg/engine/engine.go for each new version of Helm.
 //
 //go:linkname allTemplates helm.sh/helm/v4/pkg/engine.allTemplates
 func allTemplates(chart.Charter, common.Values) map[string]renderable
