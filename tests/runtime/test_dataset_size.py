@@ -15,6 +15,7 @@ import pytest
 from bireme_runtime.dataset.lists import Lists, joined
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.test_dataset import settings
+from tests.support.tiers import core
 
 FEW, MANY = 1000, 3000
 # A path and its object, as Python keeps them, are more than 500 bytes.
@@ -110,7 +111,11 @@ def verify_quickly(folder: Path, files: int) -> int:
 
 @pytest.mark.parametrize(
     "step",
-    [stage, stage_a_dataset, stage_again, publish, publish_prepared, verify, verify_quickly],
+    core(
+        stage,
+        publish,
+        of=[stage, stage_a_dataset, stage_again, publish, publish_prepared, verify, verify_quickly],
+    ),
 )
 def test_a_step_needs_no_more_memory_for_more_files(tmp_path: Path, step: Callable[[Path, int], int]) -> None:
     few, many = step(tmp_path / "few", FEW), step(tmp_path / "many", MANY)
