@@ -47,6 +47,15 @@ def test_data_is_on_claims_or_in_the_pod(render: Callable[..., Render], enabled:
     assert ("data" in volumes) == (claims == 0)
 
 
+@pytest.mark.parametrize(("backup", "policy"), [("true", "keep"), ("false", None)])
+def test_the_passwords_stay_after_an_uninstall_where_snapshots_stay(
+    render: Callable[..., Render], backup: str, policy: str | None
+) -> None:
+    sets = ["persistence.enabled=false", f"backup.enabled={backup}", "backup.url=s3://snapshots/etcd"]
+    secret = the(render("etcd", sets=[*sets, "s3.existingSecret=keys"]), "Secret")
+    assert secret["metadata"]["annotations"].get("helm.sh/resource-policy") == policy
+
+
 @pytest.mark.parametrize(
     ("mode", "key"),
     [
