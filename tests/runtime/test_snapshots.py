@@ -303,7 +303,7 @@ def test_workers_whose_claim_takes_longer_than_a_step_write_the_same_steps(
     monkeypatch.setattr(fence, "check", lambda *_, **__: None)
     pods = [pod(name, BIREME_SNAPSHOT_FLUSH=str(claim)) for name in "ab"]
     meet(pods, 1)
-    for step in range(1, 7):
+    for step in range(1, 9):
         # The second worker's first part comes a step later, so that both would take turns for ever.
         for rank in (0, 1)[: 1 if step == 1 else 2]:
             pods[rank].save(step)
@@ -312,13 +312,13 @@ def test_workers_whose_claim_takes_longer_than_a_step_write_the_same_steps(
             written[rank] = step - 1
             if (rank, step - 1) in begun:
                 until_written(pods[rank], claim / Part(1, step - 1, 2, rank).name)
-    assert [step for step in range(1, 7) if {(0, step), (1, step)} <= begun] == [4, 6]
+    assert [step for step in range(1, 9) if {(0, step), (1, step)} <= begun] == [6, 8]
     # A claim that is quick again gets each step.
-    written |= {0: 7, 1: 7}
+    written |= {0: 9, 1: 9}
     for rank, one in enumerate(pods):
-        until_written(one, claim / Part(1, 6, 2, rank).name)
-        one.save(7)
-        until_written(one, claim / Part(1, 7, 2, rank).name)
+        until_written(one, claim / Part(1, 8, 2, rank).name)
+        one.save(9)
+        until_written(one, claim / Part(1, 9, 2, rank).name)
 
 
 def test_a_part_with_another_checksum_is_taken_elsewhere_and_then_the_step_before(pod: NewPod) -> None:

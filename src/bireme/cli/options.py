@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
-import yaml
 from click.shell_completion import CompletionItem
 from rich.console import Console, RenderableType
 
@@ -22,6 +21,7 @@ from bireme.core.errors import BiremeError, refuse_name
 from bireme.core.findings import SEVERITIES, WRITERS, Finding
 from bireme.helm import RenderError, RenderRequest, SetFlags
 from bireme.helm import values as value_files
+from bireme.helm.yaml import block_text
 from bireme.workbench import Target, Workbench
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class App(Workbench):
         if output == "json":
             click.echo(json.dumps(data, indent=2))
         elif output == "yaml":
-            click.echo(yaml.safe_dump(data, sort_keys=False), nl=False)
+            click.echo(block_text([data]), nl=False)
         else:
             (self.unlimited if output == "wide" else self.out).print(view())
 

@@ -59,8 +59,8 @@ class Tool:
     def cache_name(self) -> str:
         """A folder name that changes with everything that goes into the binary."""
         digest = hashlib.sha256()
-        files = [*(self.folder / self.package).glob("*.go")] if self.package[:1] == "." else []
-        own = (file.read_bytes() for file in sorted(files))
+        files = (self.folder / self.package).iterdir() if self.package[:1] == "." else ()
+        own = (file.read_bytes() for file in sorted(files) if file.suffix in (".go", ".s"))
         pinned = (self._read("go.mod"), self._read("go.sum"))
         tags = [self.tags.encode()] if self.tags else []
         for part in (*pinned, self.package.encode(), self.ldflags.encode(), *tags, *own):

@@ -157,11 +157,19 @@ type renderable struct {
 }
 
 // executed renders all templates of a chart with their values, as the engine does.
-func (asked request) executed(one *v2.Chart, top common.Values) (map[string]string, error) {
+func (asked request) executed(one *v2.Chart, top common.Values) (rendered map[string]string, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errSlow
+		}
+	}()
 	all := allTemplates(one, top)
 	names := sortTemplates(all)
 	key := asked.Chart + "\n" + strings.Join(names, "\n")
 	if parsed[key] == nil {
+		if len(parsed) == 4*mostCharts {
+			clear(parsed)
+		}
 		made := template.New("gotpl")
 		initFunMap(engine.Engine{}, context.Background(), made)
 		for _, name := range names {
@@ -177,7 +185,7 @@ func (asked request) executed(one *v2.Chart, top common.Values) (map[string]stri
 	}
 	copied.Option("missingkey=zero")
 	initFunMap(engine.Engine{}, context.Background(), copied)
-	rendered := map[string]string{}
+	rendered = map[string]string{}
 	for _, name := range names {
 		if strings.HasPrefix(paths.Base(name), "_") {
 			continue

@@ -47,7 +47,7 @@ class _Claim:
 
     def __init__(self) -> None:
         self.free = threading.Lock()
-        self.stride, self._missed = 1, 0
+        self.stride, self._missed, self._missed_before = 1, 0, 0
 
     def begins(self, number: int) -> bool:
         """Whether the part of snapshot ``number`` is written, as far as this worker can tell at once."""
@@ -58,8 +58,12 @@ class _Claim:
         return True
 
     def ends(self) -> None:
-        """A part has been written. Powers of two let workers of different speed meet at the same steps."""
-        self.stride = 1 << self._missed.bit_length()
+        """A part has been written. Powers of two let workers of different speed meet at the same steps.
+
+        One that took long among others was held up, and changes nothing.
+        """
+        self.stride = 1 << min(self._missed, self._missed_before).bit_length()
+        self._missed_before = self._missed
         self.free.release()
 
 
