@@ -91,7 +91,8 @@ def usual(helm: Path, requests: Sequence[RenderRequest]) -> Counts:
     counts: Counts = []
     for request in requests:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as values:
-            yaml.safe_dump(dict(request.values), values)
+            # PyYAML would write texts such as 129e6 plain, which Helm reads as numbers.
+            values.write(block_text([dict(request.values)]))
             values.flush()
             command = [str(helm), "template", *request.flags(), str(request.chart), "-f", values.name]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
