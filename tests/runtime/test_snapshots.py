@@ -401,8 +401,20 @@ def until_written(pod: Pod, file: Path) -> None:
     waiting.until(file.exists)
     part = Part.of(file.name)
     assert part
-    with pod.service._claims[part.part].free:
+    with pod.service._paces[part.part].free:
         pass
+
+
+def test_a_script_that_chooses_its_steps_itself_reaches_the_claim_too(
+    pod: NewPod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fence, "check", lambda *_, **__: None)
+    every = {"BIREME_SNAPSHOT_EVERY": "10", "BIREME_SNAPSHOT_FLUSH_EVERY": "5"}
+    one = pod("a", BIREME_SNAPSHOT_FLUSH=str(tmp_path / "claim"), **every)
+    meet([one], 1)
+    for step in (5, 10, 15):
+        one.save(step)
+        until_written(one, tmp_path / "claim" / Part(1, step, 1, 0).name)
 
 
 def test_a_fenced_keeper_leaves_nothing_on_the_claim(alone: Pod, tmp_path: Path) -> None:

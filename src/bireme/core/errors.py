@@ -40,7 +40,7 @@ def refuse_name(option: str, name: str, longest: int, inner: str = "-") -> None:
 
 
 def run(main: Callable[[], object]) -> None:
-    """Run the program ``main``, which a BiremeError ends with its sentence and exit code 1."""
+    """Run ``main``. A BiremeError ends the program with its sentence and exit code 1."""
     try:
         main()
     except BiremeError as error:

@@ -152,7 +152,7 @@ class Renderer:
         self._folder = paths.cache / "renders"
         self._lock = threading.Lock()
         self._known: dict[str, tuple[Manifest, ...] | RenderError] = {}
-        # Large objects that were read from the disk, by key, and what stands there for others, by identity.
+        # Large objects read from the disk, by key, and what the disk has for each object, by identity.
         self._read: dict[str, Manifest] = {}
         self._written: dict[int, tuple[Manifest, dict[str, Any] | str]] = {}
         self._tree = cache(tree_digest)

@@ -77,8 +77,8 @@ class Kept:
         }  # fmt: skip
         self.service = object.__new__(keeper.Service)
         vars(self.service).update(
-            _env=self.env, _say=keeping.job.sim.log, _folder=self.folder, _own=own,
-            _flush=Folder(claim) if keeping.flush else None, _claims=defaultdict(keeper._Claim), _state={},
+            _env=self.env, _say=keeping.job.sim.log, _folder=self.folder, _own=own, _every=keeping.flush,
+            _flush=Folder(claim) if keeping.flush else None, _paces=defaultdict(keeper._Pace), _state={},
             _room=threading.Semaphore(), _newest={}, _between=math.lcm(keeping.every, keeping.flush or 1),
         )  # fmt: skip
 

@@ -80,7 +80,7 @@ func load(folder string) (chart.Charter, error) {
 	return loaded, err
 }
 
-// quick renders as action.Install does, without what earlier renders did. What it cannot render is errSlow: action.Install
+// quick renders as action.Install does, without what earlier renders did. It returns errSlow for the rest: action.Install
 // has the words for it.
 func (asked request) quick(one *v2.Chart, merged map[string]any, version *common.KubeVersion) ([]string, error) {
 	capabilities := common.DefaultCapabilities.Copy()

@@ -77,7 +77,7 @@ class Client:
         return other
 
     def expect(self, clients: int) -> float:
-        """So many clients start together with this one: returns the seconds over which they log in first."""
+        """Spread the first logins of so many clients that start together; returns over how many seconds."""
         window = self._login_ms / 1000 * clients if clients > 1 else 0.0
         self._shared.login_pace.first_window = window
         return window

@@ -42,15 +42,15 @@ _KEPT_ON_CLAIM = 2
 _CONNECTIONS = 256
 
 
-class _Claim:
-    """How quickly the claim takes one part. Only steps that ``stride`` divides are written to it."""
+class _Pace:
+    """How quickly the claim takes one part. Only the snapshots that ``stride`` divides are written to it."""
 
     def __init__(self) -> None:
         self.free = threading.Lock()
         self.stride, self._missed, self._missed_before = 1, 0, 0
 
     def begins(self, number: int) -> bool:
-        """Whether the part of snapshot ``number`` is written, as far as this worker can tell at once."""
+        """Whether the part of snapshot ``number`` is written now. The writer calls `ends` after it."""
         if number % self.stride or not self.free.acquire(blocking=False):
             self._missed += 1
             return False
@@ -58,9 +58,9 @@ class _Claim:
         return True
 
     def ends(self) -> None:
-        """A part has been written. Powers of two let workers of different speed meet at the same steps.
+        """Set the stride by the last two writes, so that a single slow one changes nothing.
 
-        One that took long among others was held up, and changes nothing.
+        Strides are powers of two, so that workers of different speed write the same snapshots.
         """
         self.stride = 1 << min(self._missed, self._missed_before).bit_length()
         self._missed_before = self._missed
@@ -84,9 +84,9 @@ class Service:
             has = f"{self._folder.path} has {room.f_blocks * room.f_frsize >> 20} MiB"
             raise Stop(CONFIG, f"{has} and recovery.snapshots.budgetMiB is {budget}: raise pod.shm.size")
         self._flush = Folder(Path(env[FLUSH])) if env.get(FLUSH) else None
-        # Steps between two snapshots that may go to the claim.
-        every = [environment.integer(env, name, 1, least=1) for name in (EVERY, FLUSH_EVERY)]
-        self._between = math.lcm(*every)
+        self._every = environment.integer(env, FLUSH_EVERY, 1, least=1)
+        # Steps from one snapshot that goes to the claim to the next.
+        self._between = math.lcm(self._every, environment.integer(env, EVERY, 1, least=1))
         self._listener = listen("", 0)
         address = env.get("PET_LOCAL_ADDR") or socket.gethostname()
         port, node = int(self._listener.getsockname()[1]), env.get("BIREME_NODE", "")
@@ -99,7 +99,7 @@ class Service:
         self._told = os.fdopen(os.open(told, os.O_RDWR), "rb", buffering=0)
         self._newest: dict[int, Part] = {}
         # One for each part: the ranks of a pod hand in theirs at the same moment.
-        self._claims: dict[int, _Claim] = defaultdict(_Claim)
+        self._paces: dict[int, _Pace] = defaultdict(_Pace)
         self._room = threading.BoundedSemaphore(_CONNECTIONS)
         self._state: dict[str, Any] = {"blockedSeconds": 0.0, "count": 0}
         for run in (self._accept, self._listen):
@@ -130,7 +130,7 @@ class Service:
             part = Part(*told["part"])
             self._state["blockedSeconds"] += told["blocked"]
             self._state["count"] += 1
-            self._claims[part.part]  # only this thread makes them, so no two for one part
+            self._paces[part.part]  # only this thread makes them, so no two for one part
             self._newest[part.part] = part
             in_thread(lambda part=part: self._keep(part))  # type: ignore[misc]
 
@@ -152,7 +152,7 @@ class Service:
                     self._say(f"snapshots: no copy of step {part.step} at {keeper.address}: {error}")
             self._folder.tell(part, sum=sum, copies=copies)
             self._state.update(step=part.step, time=time.time(), MiB=len(memory) >> 20, copies=copies)
-            if self._flush and part.step % self._between == 0:
+            if self._flush and part.step % self._every == 0:
                 self._write_behind(self._flush, part, memory, sum, plan)
         except Torn as torn:
             self._folder.tell(part, **{**known, "copies": 0})
@@ -160,8 +160,8 @@ class Service:
 
     def _write_behind(self, claim: Folder, part: Part, memory: Any, sum: int, plan: Plan) -> None:
         """Write to the claim, unless that takes longer than from one snapshot to the next."""
-        flushing = self._claims[part.part]
-        if not flushing.begins(part.step // self._between):
+        pace = self._paces[part.part]
+        if not pace.begins(part.step // self._between):
             return self._say(f"snapshots: step {part.step} is not written to the claim, which is too slow")
         # Of this worker: others may write the same part, which all of them have restored.
         hidden = claim.path / f".{part.name}.{plan.rank}"
@@ -179,7 +179,7 @@ class Service:
                 hidden.unlink(missing_ok=True)
             self._say(f"snapshots: step {part.step} is not on the claim: {error}")
         finally:
-            flushing.ends()
+            pace.ends()
 
     def _prune(self, claim: Folder) -> None:
         """Delete the files of snapshots before the newest whole ones, also what killed writers have left."""
