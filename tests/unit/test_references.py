@@ -23,27 +23,12 @@ spec:
       containers: [{name: web, image: web, ports: [{name: http, containerPort: 8080}, {containerPort: 9000}]}]
 """
 SERVICE = "{apiVersion: v1, kind: Service, metadata: {name: release-web}, spec: {%s}}"
-INGRESS = """
-apiVersion: networking.k8s.io/v1
-kind: Ingress
-metadata: {name: release-web}
-spec:
-  defaultBackend: {service: {name: release-web, port: {number: 80}}}
-  rules: [{http: {paths: [{path: /, pathType: Prefix, backend: {service: {name: %s, port: {number: 80}}}}]}}]
-"""
-HPA = """
-apiVersion: autoscaling/v2
-kind: HorizontalPodAutoscaler
-metadata: {name: release-web}
-spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: %s}}
-"""
 POD = """
 apiVersion: batch/v1
 kind: Job
 metadata: {name: release-load}
 spec: {template: {spec: {restartPolicy: Never, %s}}}
 """
-GOOD_SERVICE = SERVICE % "selector: {app: web}, ports: [{port: 80, targetPort: http}]"
 CONTAINER = "containers: [{name: a, image: a:1, %s}]"
 
 
@@ -55,22 +40,9 @@ def findings(*texts: str) -> list[str]:
     ]
 
 
-def test_what_is_in_the_release_is_no_finding() -> None:
-    config = "{apiVersion: v1, kind: ConfigMap, metadata: {name: release-config}}"
-    pod = POD % (CONTAINER % "envFrom: [{configMapRef: {name: release-config}}]")
-    assert findings(WEB, GOOD_SERVICE, INGRESS % "release-web", HPA % "release-web", config, pod) == []
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("selector: {app: wob}", "no pod has the labels app=wob, which it selects"),
-        ("selector: {app: web, tier: back}", "no pod has the labels app=web,tier=back, which it selects"),
-        ("selector: {app: web}, ports: [{port: 80, targetPort: web}]", "its pods have no port web"),
-    ],
-)
-def test_a_service_without_pods_or_with_a_port_that_they_do_not_have(spec: str, said: str) -> None:
-    assert findings(WEB, SERVICE % spec) == [f"Service/release-web: {said}"]
+def test_a_service_without_a_pod_that_has_all_its_labels() -> None:
+    said = "Service/release-web: no pod has the labels app=web,tier=back, which it selects"
+    assert findings(WEB, SERVICE % "selector: {app: web, tier: back}") == [said]
 
 
 @pytest.mark.parametrize(
@@ -86,21 +58,12 @@ def test_a_service_that_serves(spec: str) -> None:
     assert findings(WEB, SERVICE % spec) == []
 
 
-def test_a_target_of_an_autoscaler_or_a_backend_of_an_ingress_that_is_nowhere() -> None:
-    assert findings(WEB, GOOD_SERVICE, HPA % "release-wob", INGRESS % "release-wob") == [
-        "HorizontalPodAutoscaler/release-web: there is no Deployment release-wob, which it names",
-        "Ingress/release-web: there is no Service release-wob, which it names",
-    ]
-
-
 @pytest.mark.parametrize(
     ("part", "what"),
     [
         (CONTAINER % "envFrom: [{secretRef: {name: NAME}}]", "Secret"),
-        (CONTAINER % "env: [{name: A, valueFrom: {configMapKeyRef: {name: NAME, key: a}}}]", "ConfigMap"),
         ("volumes: [{name: v, secret: {secretName: NAME}}]", "Secret"),
         ("volumes: [{name: v, projected: {sources: [{configMap: {name: NAME}}]}}]", "ConfigMap"),
-        ("volumes: [{name: v, persistentVolumeClaim: {claimName: NAME}}]", "PersistentVolumeClaim"),
     ],
 )
 def test_what_a_pod_mounts_or_reads_under_the_releases_name_is_the_releases(part: str, what: str) -> None:

@@ -159,8 +159,13 @@ def test_square_brackets_are_text(text: str) -> None:
             "values file mine.yaml does not exist: check the path",
         ),
         (["nccl", "--file", "log", "--instance", "p4d"], "unknown type 'p4d': did you mean p4d.24xlarge?"),
+        (["values", "p5.48xlrge"], "there are no values called p5.48xlrge: did you mean p5.48xlarge?"),
+        (["check", "nowhere"], "nowhere does not exist: check the path"),
+        (["check", "docs"], "docs is neither a chart nor a folder of charts: it has no Chart.yaml"),
+        (["audit", "nowhere.yaml"], "nowhere.yaml does not exist: check the path"),
         (["check", "x" * 5000], "File name too long"),
         (["plan", "torch-elastic", "-f", "x" * 5000], "File name too long"),
+        (["plan", "efs", "--set-file", "a=/nowhere/none"], "open /nowhere/none: no such file or directory"),
     ],
 )
 def test_what_an_option_cannot_be_is_one_sentence(words: list[str], sentence: str) -> None:
