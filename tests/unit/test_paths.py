@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ import pytest
 from bireme.core import paths as paths_module
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
-from bireme.tools.pins import load_pins
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,36 +46,6 @@ def test_the_error_without_any_clone_says_where_to_run(
 
     with pytest.raises(BiremeError, match=f"no Bireme checkout around {tmp_path}: run bireme inside a clone"):
         Paths.discover({}, start=tmp_path)
-
-
-def test_the_installed_wheel_without_a_clone_has_the_instances_and_the_pins(
-    tmp_path: Path,
-) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site-packages")
-    program = (
-        "from pathlib import Path\n"
-        "from bireme.core.paths import Paths\n"
-        "from bireme.plan.instances import load_instances\n"
-        "from bireme.tools.pins import load_pins\n"
-        "paths = Paths.discover(start=Path('/'))\n"
-        "print(len(load_instances(paths)), load_pins(paths.hack / 'tools').tool('helm').version, paths.root)"
-    )
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(tmp_path),
-        "PYTHONPATH": str(tmp_path / "site-packages"),
-    }
-    asked = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    )
-    count, version, root = asked.stdout.split()
-    assert int(count) == len(list((ROOT / "values/instances").glob("*.yaml")))
-    assert version == load_pins(ROOT / "hack/tools").tool("helm").version
-    assert Path(root) == tmp_path / "site-packages/bireme/project"
 
 
 @pytest.mark.parametrize(
