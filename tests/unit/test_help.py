@@ -72,7 +72,7 @@ def test_zsh_is_told_how_a_word_goes_on(typed: str, completed: str, tmp_path: Pa
 
 # Each takes longer to load than all that the list of commands needs.
 SLOW = {
-    *("asyncio", "http.client", "jsonschema", "kubernetes", "pyhelm3", "ssl", "urllib3"),
+    *("asyncio", "cel", "http.client", "jsonschema", "kubernetes", "pyhelm3", "ssl", "urllib3"),
     *("bireme.adopt.jobs", "bireme.audit.rules", "bireme.autoscale.controller", "bireme.check.checker"),
     *("bireme.clusters.api", "bireme.live.deploy", "bireme.plan.instances", "bireme.provision.groups"),
 }

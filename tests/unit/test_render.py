@@ -209,15 +209,6 @@ def test_render_many_keeps_the_order_and_renders_equal_requests_once(
     assert counting.runs == 3
 
 
-def test_a_result_cannot_be_changed(chart: Path, renderer: Renderer) -> None:
-    manifest = renderer.render(RenderRequest(chart)).manifests[0]
-    with pytest.raises(TypeError):
-        manifest["data"]["text"] = "changed"
-    copy = manifest.thaw()
-    copy["data"]["text"] = "changed"
-    assert renderer.render(RenderRequest(chart)).manifests[0]["data"]["text"] == "none"
-
-
 @pytest.mark.parametrize("helm", HELMS)
 def test_a_refusal_is_the_sentence_of_the_chart_also_from_the_cache(
     helm: str, make_chart: MakeChart, renderer: Renderer

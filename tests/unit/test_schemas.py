@@ -11,7 +11,6 @@ import jsonschema
 import pytest
 import yaml
 
-from bireme.check.files import file_findings
 from bireme.core.errors import BiremeError
 from bireme.core.paths import Paths
 from bireme.helm import Renderer, RenderRequest
@@ -19,7 +18,6 @@ from bireme.schemas.bundle import BUNDLE, bundled, drift, write
 from bireme.schemas.problems import problems
 
 MakeChart = Callable[..., Path]
-CHARTS = sorted(Path(__file__).resolve().parents[2].glob("charts/*/values.schema.json"))
 
 VALUES = """# -- Number of workers
 workers: 1
@@ -198,12 +196,6 @@ def test_a_source_has_the_properties_that_it_extends_and_its_own_win(project: Pa
     assert (schema["additionalProperties"], "extends" in schema) == (False, False)
 
 
-def test_extending_a_definition_that_does_not_exist_is_refused(project: Paths) -> None:
-    extend(project, {}, "nothing")
-    with pytest.raises(BiremeError, match=r"\$defs/nothing, which neither it nor common.schema.json defines"):
-        bundle(project)
-
-
 # --- problems ---
 
 RULES: Mapping[str, Any] = {
@@ -337,15 +329,3 @@ def test_a_pattern_that_only_helm_knows_is_a_sentence(make_chart: MakeChart, ren
 
 def test_every_chart_schema_follows_from_its_source(paths: Paths) -> None:
     assert drift(paths) == []
-
-
-@pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
-def test_the_files_of_a_real_chart_have_no_findings(file: Path, paths: Paths) -> None:
-    assert file_findings(file.parent, paths) == []
-
-
-@pytest.mark.parametrize("helm", ["helm", "helm3"])
-@pytest.mark.parametrize("file", CHARTS, ids=lambda file: file.parent.name)
-def test_the_defaults_of_a_real_chart_fit_its_schema(file: Path, helm: str, renderer: Renderer) -> None:
-    found = problems(renderer, RenderRequest(file.parent, helm=helm))
-    assert [str(problem) for problem in found] == []

@@ -25,7 +25,7 @@ STEADY = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=40,
+    max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
@@ -65,11 +65,13 @@ def assert_same(
     files: Sequence[Path] = (),
     sets: Sequence[str] = (),
     helms: Sequence[str] = HELMS,
-) -> None:
+) -> bool:
+    """Whether Helm takes them, after a comparison of what it makes of them."""
     flags = [f"--values={file}" for file in files] + [f"--set={text}" for text in sets]
     for helm in helms:
         theirs = shown(toolbox, helm, chart, flags)
         assert as_doubles(ours(renderer, chart, files, SetFlags(sets), helm)) == as_doubles(theirs), helm
+    return theirs is not None
 
 
 # --- reading YAML ---
@@ -225,8 +227,7 @@ def test_a_merged_setting_means_what_it_means_to_helm(
     text: str, renderer: Renderer, toolbox: Toolbox, make_chart: MakeChart
 ) -> None:
     chart = make_chart("show", templates={"show.yaml": SHOW})
-    assert_same(renderer, toolbox, chart, sets=[text])
-    assert (shown(toolbox, "helm", chart, ["--set", text]) is None) == (text in BAD_SETS)
+    assert assert_same(renderer, toolbox, chart, sets=[text]) == (text in SETS)
 
 
 def test_all_kinds_of_settings_apply_in_helms_order(
@@ -267,30 +268,6 @@ def test_a_file_that_a_setting_names_is_read_again_when_it_changes(
     for text in ("one", "two"):
         (tmp_path / "text").write_text(text)
         assert renderer.render(request).manifests[0]["values"] == {"a": text}
-
-
-def test_merging_without_settings_changes_nothing(renderer: Renderer, tmp_path: Path) -> None:
-    request = RenderRequest(tmp_path / "no chart is read", {"a": None})
-    assert renderer.merged(request) is request
-
-
-@pytest.mark.parametrize(
-    ("refused", "sentence"),
-    [
-        (SetFlags(sets=["workers"]), '--set: key "workers" has no value'),
-        (SetFlags(jsons=["a={"]), "--set-json a={: it is no JSON that Helm can read"),
-        (SetFlags(jsons=['{"a":']), '--set-json {"a":: it is no JSON that Helm can read'),
-        (SetFlags(files=["a=/nowhere/none"]), "open /nowhere/none: no such file or directory"),
-    ],
-)
-def test_the_error_for_a_refused_setting_says_which_and_why(
-    refused: SetFlags, sentence: str, renderer: Renderer, make_chart: MakeChart
-) -> None:
-    request = RenderRequest(make_chart("show"), settings=refused)
-    for refuse in (renderer.merged, renderer.render, renderer.values):
-        with pytest.raises(RenderError) as raised:
-            refuse(request)
-        assert sentence in str(raised.value)
 
 
 # --- defaults, dependencies and what the user gives ---
@@ -438,19 +415,3 @@ def test_neither_side_of_a_merge_is_changed() -> None:
     base, over = {"a": {"b": [1]}, "c": 1}, {"a": {"d": 2}, "c": None}
     assert values.merge(base, over) == {"a": {"b": [1], "d": 2}, "c": None}
     assert (base, over) == ({"a": {"b": [1]}, "c": 1}, {"a": {"d": 2}, "c": None})
-
-
-@pytest.mark.parametrize("broken", ["no Chart.yaml", "not a packaged chart", "not valid JSON"])
-def test_the_error_for_a_broken_chart_says_what_is_broken(
-    broken: str, renderer: Renderer, make_chart: MakeChart
-) -> None:
-    chart = make_chart("web")
-    (chart / "charts").mkdir()
-    if broken == "no Chart.yaml":
-        (chart / "Chart.yaml").unlink()
-    elif broken == "not valid JSON":
-        (chart / "values.schema.json").write_text("{")
-    else:
-        (chart / "charts" / "x-1.0.0.tgz").write_bytes(b"no archive")
-    with pytest.raises(BiremeError, match=broken):
-        renderer.values(RenderRequest(chart))

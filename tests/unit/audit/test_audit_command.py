@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from http.server import ThreadingHTTPServer
@@ -192,27 +189,6 @@ def test_what_is_no_manifest_is_passed_over_with_one_line(content: bytes, why: s
     assert "unknown-pod-field" in result.stdout
 
 
-def test_a_file_of_50_megabytes_is_passed_over_at_once(tmp_path: Path) -> None:
-    with (tmp_path / "big.yaml").open("wb") as file:
-        file.truncate(50 * 2**20)
-    began = time.process_time()
-    assert "more than 8 MiB" in audit(tmp_path).stdout
-    assert time.process_time() - began < 5
-
-
-def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "bireme", "audit", str(tmp_path / "no.yaml")], capture_output=True, text=True
-    )
-    assert done.returncode == 1
-    assert done.stderr.strip() == f"error: {tmp_path / 'no.yaml'} does not exist: check the path"
-
-
-def test_other_commands_do_not_wait_for_the_conditions() -> None:
-    code = "import sys, bireme.cli; sys.exit('cel' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0
-
-
 # --- what it must bear ---
 
 
@@ -237,7 +213,7 @@ def test_it_finds_nothing_wrong_in_what_the_charts_render(
 _ODD: list[Any] = [None, True, -1, 0, 2**62, 1.5, "", "$N", "é\n", [], {}, [None], {"a": 1}, "9" * 40, [[]]]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.sampled_from(TEXTS), seed=st.integers(0, 2**32))
 def test_changed_manifests_are_audited_or_passed_over(
     text: str, seed: int, auditor: Auditor, tmp_path: Path
