@@ -11,11 +11,12 @@ import pytest
 from bireme.check.objects import object_findings
 from bireme.core.manifests import Manifest
 from bireme.live.observe import compare
-from bireme.live.pods import ObservedPod, observed_pod
+from bireme.live.pods import ObservedPod
 from bireme.plan.changes import changes
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.plan.workloads import KINDS
+from tests.support.live import live_pod
 
 CHART = """apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
@@ -58,21 +59,10 @@ def jobset(*groups: dict[str, Any], name: str = "train", **spec: Any) -> Manifes
     return Manifest({**about, "spec": {"replicatedJobs": list(groups or [group()]), **spec}})
 
 
-def live_pod(job: str, index: int, suffix: str = "x2x4z") -> ObservedPod:
-    return observed_pod(
-        {
-            "metadata": {
-                "name": f"{job}-{index}-{suffix}",
-                "labels": {
-                    "jobset.sigs.k8s.io/jobset-name": "train",
-                    "batch.kubernetes.io/job-completion-index": str(index),
-                },
-                "ownerReferences": [{"kind": "Job", "name": job, "controller": True}],
-            },
-            "spec": {"hostname": f"{job}-{index}", "nodeName": "cpu-0", "containers": []},
-            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-        }
-    )
+def pod_of(job: str, index: int) -> ObservedPod:
+    """The live pod of a Job of the JobSet with this index."""
+    ours = {"jobset.sigs.k8s.io/jobset-name": "train", "batch.kubernetes.io/job-completion-index": str(index)}
+    return live_pod(f"{job}-{index}-x2x4z", "Job", job, hostname=f"{job}-{index}", labels=ours)
 
 
 def live(**status: Any) -> dict[str, Any]:
@@ -94,12 +84,6 @@ def test_a_foreign_chart_with_a_job_set_is_planned(bireme_plan: Callable[..., st
     assert all(pod["hostname"] == pod["name"] for pod in workload["pods"])
 
 
-def test_people_see_its_pods_and_world_ranks(bireme_plan: Callable[..., str]) -> None:
-    lines = [line.split() for line in bireme_plan(CHART).splitlines()]
-    [last] = [line for line in lines if line[:1] == ["run-workers-1-1"]]
-    assert last[:4] == ["run-workers-1-1", "trainer", "3", "24–31"]
-
-
 def test_jobs_that_are_not_indexed_have_neither_ranks_nor_host_names(
     instances: Mapping[str, Instance],
 ) -> None:
@@ -109,12 +93,12 @@ def test_jobs_that_are_not_indexed_have_neither_ranks_nor_host_names(
 
 def test_live_pods_are_traced_through_their_jobs(instances: Mapping[str, Instance]) -> None:
     plan = expand("run", "default", [jobset()], instances)
-    pods = [live_pod("train-workers-0", index) for index in range(2)]
+    pods = [pod_of("train-workers-0", index) for index in range(2)]
     assert {(pod.kind, pod.workload) for pod in pods} == {("JobSet", "train")}
     assert compare(plan, pods) == ()
     [missing] = compare(plan, pods[:1])
     assert (missing.category, missing.pod) == ("missing", "train-workers-0-1")
-    [extra] = compare(plan, [*pods, live_pod("train-workers-1", 0)])
+    [extra] = compare(plan, [*pods, pod_of("train-workers-1", 0)])
     assert (extra.category, extra.pod) == ("extra", "train-workers-1-0-x2x4z")
 
 

@@ -19,7 +19,9 @@ from bireme.live.queue_position import UNSEEN, QueuePosition
 from bireme.plan.queues import Queued
 from bireme.plan.topology import Plan, Totals, expand
 from bireme.plan.workloads.model import ObservedWorkload, PodPlan, WorkloadPlan
+from tests.support.live import live_pod
 
+OF_MPI_JOB = {"training.kubeflow.org/job-name": "maskrcnn-r1"}
 SELECTOR = {"node.kubernetes.io/instance-type": "p4d.24xlarge"}
 RESOURCES = {"memory": "1024Mi", "nvidia.com/gpu": "8"}
 
@@ -80,17 +82,6 @@ def worker(
     return observed_pod(pod, node_state)
 
 
-def plugin(number: int, ready: bool = True) -> ObservedPod:
-    owners = [{"kind": "DaemonSet", "name": "plugin", "controller": True}]
-    return observed_pod(
-        {
-            "metadata": {"name": f"plugin-{number}", "ownerReferences": owners},
-            "spec": {"nodeName": f"p4d-24xlarge-{number}", "containers": []},
-            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
-        }
-    )
-
-
 def mpi_job(workers: int = 2, name: str = "maskrcnn-r1") -> WorkloadPlan:
     names = [f"{name}-launcher", *(f"{name}-worker-{index}" for index in range(workers))]
     roles = ["launcher", *["worker"] * workers]
@@ -98,28 +89,13 @@ def mpi_job(workers: int = 2, name: str = "maskrcnn-r1") -> WorkloadPlan:
     return WorkloadPlan(name, "MPIJob", "worker", workers, workers, workers, pods)
 
 
-def mpi_pod(
-    host: str, owner: tuple[str, str], name: str | None = None, phase: str = "Running"
-) -> ObservedPod:
-    labels = {"training.kubeflow.org/job-name": "maskrcnn-r1"}
-    owners = [{"kind": owner[0], "name": owner[1], "controller": True}]
-    conditions = [{"type": "Ready", "status": str(phase == "Running")}]
-    return observed_pod(
-        {
-            "metadata": {"name": name or host, "labels": labels, "ownerReferences": owners},
-            "spec": {"hostname": host, "nodeName": "n", "containers": []},
-            "status": {"phase": phase, "conditions": conditions},
-        }
-    )
-
-
-def mpi_launcher(phase: str = "Running") -> ObservedPod:
-    owner = ("Job", "maskrcnn-r1-launcher")
-    return mpi_pod("maskrcnn-r1-launcher", owner, "maskrcnn-r1-launcher-x2x4z", phase)
+def mpi_launcher() -> ObservedPod:
+    name = "maskrcnn-r1-launcher"
+    return live_pod(f"{name}-x2x4z", "Job", name, hostname=name, labels=OF_MPI_JOB)
 
 
 def mpi_worker(index: int) -> ObservedPod:
-    return mpi_pod(f"maskrcnn-r1-worker-{index}", ("MPIJob", "maskrcnn-r1"))
+    return live_pod(f"maskrcnn-r1-worker-{index}", "MPIJob", "maskrcnn-r1", labels=OF_MPI_JOB)
 
 
 def categories(differences: tuple[Difference, ...]) -> list[tuple[str, str]]:
@@ -137,16 +113,6 @@ def test_the_launcher_and_workers_of_an_mpi_job_are_matched_by_host_name() -> No
     assert (found.category, found.pod) == ("missing", "maskrcnn-r1-launcher")
     extra = compare(plan, [mpi_worker(0), mpi_worker(1), mpi_worker(2), mpi_launcher()])
     assert categories(extra) == [("extra", "maskrcnn-r1-worker-2")]
-
-
-def test_a_complete_mpi_job_may_have_lost_its_workers() -> None:
-    done = ObservedWorkload("MPIJob", "maskrcnn-r1", "Complete")
-    assert compare(plan_of(mpi_job(2)), [mpi_launcher("Succeeded")], [done]) == ()
-
-
-def test_resources_are_compared_as_amounts_not_as_text() -> None:
-    pod = replace(worker(0), resources={"memory": "1Gi", "nvidia.com/gpu": "8"})
-    assert compare(plan_of(job(1)), [pod]) == ()
 
 
 def test_a_planned_worker_without_a_pod_is_missing() -> None:
@@ -179,11 +145,6 @@ def test_a_worker_that_was_replaced_is_no_difference(old: dict[str, Any]) -> Non
     assert compare(plan_of(job(1)), pods) == ()
 
 
-def test_a_wrong_resource_is_named_with_the_live_and_the_planned_amount() -> None:
-    (found,) = compare(plan_of(job(1)), [worker(0, gpus=4)])
-    assert found.sentence == "imagenet-r1-0 asks for 4 of nvidia.com/gpu, planned 8"
-
-
 def test_a_wrong_node_selector_and_host_name_are_named() -> None:
     pod = replace(worker(0), node_selector={}, hostname="somewhere")
     found = compare(plan_of(job(1)), [pod])
@@ -192,53 +153,53 @@ def test_a_wrong_node_selector_and_host_name_are_named() -> None:
     assert found[1].sentence == "imagenet-r1-0 has host name somewhere, planned imagenet-r1-0"
 
 
-def test_a_pending_worker_has_the_schedulers_reason_without_its_noise() -> None:
-    message = (
-        "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. no new claims to deallocate, "
-        "preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod."
-    )
-    pod = worker(0, phase="Pending", node=None, scheduler=message)
+FULL = (
+    "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. no new claims to deallocate, "
+    "preemption: 0/4 nodes are available: 4 No preemption victims found for incoming pod."
+)
+WAITS = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+ENDED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+KILLED = "failed with exit code 137 (container trainer ended: OOMKilled) and has no replacement yet"
+GONE = "was on p4d-24xlarge-0, which is gone: Kubernetes replaces it in about a minute"
+TAINT = "kubectl taint node p4d-24xlarge-0 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+
+
+@pytest.mark.parametrize(
+    ("pod", "category", "end"),
+    [
+        (worker(gpus=4), "resources", "imagenet-r1-0 asks for 4 of nvidia.com/gpu, planned 8"),
+        (
+            worker(phase="Pending", node=None, scheduler=FULL),
+            "pending",
+            "imagenet-r1-0 is Pending: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu",
+        ),
+        (
+            worker(phase="Pending", state=WAITS),
+            "not-ready",
+            "container trainer waits: ImagePullBackOff, no such image",
+        ),
+        (worker(ready=False), "not-ready", "container trainer runs and its readiness probe fails"),
+        (
+            worker(phase="Failed", state=ENDED),
+            "failed",
+            KILLED,
+        ),
+        (worker(ready=False, node_state="unreachable"), "unreachable", TAINT),
+        (worker(ready=False, deleted=True, node_state="unreachable"), "unreachable", TAINT),
+        (
+            worker(node_state="gone"),
+            "node-gone",
+            GONE,
+        ),
+    ],
+    ids=["resource", "pending", "waiting", "probe", "failed", "cut", "cut and deleted", "gone"],
+)
+def test_what_is_wrong_with_a_worker_has_a_category_and_a_reason(
+    pod: ObservedPod, category: str, end: str
+) -> None:
     (found,) = compare(plan_of(job(1)), [pod])
-    assert found.category == "pending"
-    assert found.sentence == (
-        "imagenet-r1-0 is Pending: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu"
-    )
-
-
-def test_a_worker_that_is_not_ready_names_what_its_container_waits_for() -> None:
-    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
-    (found,) = compare(plan_of(job(1)), [worker(0, phase="Pending", state=waiting)])
-    assert found.category == "not-ready"
-    assert found.sentence.endswith("container trainer waits: ImagePullBackOff, no such image")
-
-
-def test_a_running_worker_that_is_not_ready_has_a_failing_probe() -> None:
-    (found,) = compare(plan_of(job(1)), [worker(0, ready=False)])
-    assert found.sentence.endswith("container trainer runs and its readiness probe fails")
-
-
-def test_a_failed_worker_has_its_exit_code_and_reason() -> None:
-    ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-    (found,) = compare(plan_of(job(1)), [worker(0, phase="Failed", state=ended)])
-    assert found.category == "failed"
-    assert "exit code 137" in found.sentence
-    assert "OOMKilled" in found.sentence
-
-
-@pytest.mark.parametrize("deleted", [False, True])
-def test_a_worker_on_an_unreachable_node_comes_with_the_taint_to_set(deleted: bool) -> None:
-    pod = worker(0, ready=False, deleted=deleted, node_state="unreachable")
-    (found,) = compare(plan_of(job(1)), [pod])
-    assert found.category == "unreachable"
-    assert found.sentence.endswith(
-        "kubectl taint node p4d-24xlarge-0 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-    )
-
-
-def test_a_worker_on_a_deleted_node_is_reported_as_such() -> None:
-    (found,) = compare(plan_of(job(1)), [worker(0, node_state="gone")])
-    assert found.category == "node-gone"
-    assert "p4d-24xlarge-0, which is gone" in found.sentence
+    assert found.category == category
+    assert found.sentence.endswith(end)
 
 
 def test_a_worker_on_an_ill_node_says_why_until_it_has_left() -> None:
@@ -291,30 +252,16 @@ def test_a_statefulset_in_the_middle_of_a_rollout_is_a_difference() -> None:
 
 
 def test_deployment_pods_are_matched_by_what_made_them() -> None:
-    meta = {
-        "name": "board-6c5d-x1",
-        "labels": {"pod-template-hash": "6c5d"},
-        "ownerReferences": [{"kind": "ReplicaSet", "name": "board-6c5d", "controller": True}],
-    }
-    conditions = [{"type": "Ready", "status": "True"}]
-    pod = {
-        "metadata": meta,
-        "spec": {"nodeName": "cpu-0", "containers": []},
-        "status": {"phase": "Running", "conditions": conditions},
-    }
     planned = PodPlan("board-0", "tensorboard", None, None, {}, {})
     plan = plan_of(WorkloadPlan("board", "Deployment", "tensorboard", 1, 1, 1, (planned,)))
-    there = observed_pod(pod)
+    labels = {"pod-template-hash": "6c5d"}
+    there = live_pod("board-6c5d-x1", "ReplicaSet", "board-6c5d", labels=labels)
     assert (there.kind, there.workload) == ("Deployment", "board")
     assert compare(plan, [there]) == ()
     assert categories(compare(plan, [])) == [("missing", "board-0")]
     assert [each.category for each in compare(plan, [there, replace(there, name="board-6c5d-x2")])] == [
         "extra"
     ]
-
-
-def test_an_empty_plan_matches_an_empty_namespace() -> None:
-    assert compare(plan_of(), []) == ()
 
 
 def test_a_long_message_is_cut_and_its_lines_are_joined() -> None:
@@ -335,12 +282,13 @@ def test_pods_of_a_daemon_set_are_not_counted_but_each_must_be_ready() -> None:
             "plugin", "DaemonSet", "plugin", 0, 0, 0, (), instance_types=("p4d.24xlarge",), note="each node"
         )
     )
-    assert compare(plan, [plugin(0), plugin(1)]) == ()
-    (late,) = compare(plan, [plugin(0), plugin(1, ready=False)])
+    there = live_pod("plugin-0", "DaemonSet", "plugin")
+    assert compare(plan, [there]) == ()
+    (late,) = compare(plan, [there, live_pod("plugin-1", "DaemonSet", "plugin", ready=False)])
     assert (late.category, late.pod) == ("not-ready", "plugin-1")
     message = "is not on all its nodes yet: 1 of 2 have its newest pods"
     itself = ObservedWorkload("DaemonSet", "plugin", "Updating", message)
-    (updating,) = compare(plan, [plugin(0)], [itself])
+    (updating,) = compare(plan, [there], [itself])
     assert updating.sentence == "DaemonSet plugin is not on all its nodes yet: 1 of 2 have its newest pods"
 
 

@@ -12,12 +12,12 @@ from bireme.check.objects import object_findings
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.live.observe import compare
-from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.plan.workloads import KINDS
 from bireme.plan.workloads.model import WorkloadPlan
+from tests.support.live import live_pod
 
 CHART = """apiVersion: kubeflow.org/v1
 kind: PyTorchJob
@@ -55,17 +55,6 @@ def workload(manifest: Manifest) -> WorkloadPlan:
     return PYTORCH_JOB.plan(manifest, {})
 
 
-def live_pod(name: str) -> ObservedPod:
-    owners = [{"kind": "PyTorchJob", "name": "train", "controller": True}]
-    return observed_pod(
-        {
-            "metadata": {"name": name, "ownerReferences": owners},
-            "spec": {"nodeName": "cpu-0", "containers": []},
-            "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]},
-        }
-    )
-
-
 def live(**status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "train"}, "status": status}
 
@@ -82,12 +71,6 @@ def test_a_foreign_chart_with_a_pytorch_job_is_planned(bireme_plan: Callable[...
     ]
 
 
-def test_people_see_the_world_ranks(bireme_plan: Callable[..., str]) -> None:
-    lines = [line.split() for line in bireme_plan(CHART).splitlines()]
-    [last] = [line for line in lines if line[:1] == ["run-worker-1"]]
-    assert last[:4] == ["run-worker-1", "worker", "2", "16–23"]
-
-
 @pytest.mark.parametrize(
     ("policy", "bounds"),
     [
@@ -95,17 +78,14 @@ def test_people_see_the_world_ranks(bireme_plan: Callable[..., str]) -> None:
         ({"maxReplicas": 8}, (8, 8)),
         ({"minReplicas": 2}, (2, 2)),
         ({}, (4, 4)),
+        (None, (4, 4)),
     ],
 )
-def test_an_elastic_policy_bounds_the_pods(policy: Mapping[str, Any], bounds: tuple[int, int]) -> None:
-    elastic = workload(pytorch_job(roles={"Worker": replica(4)}, elasticPolicy=policy))
+def test_an_elastic_policy_bounds_the_pods(policy: Any, bounds: tuple[int, int]) -> None:
+    spec = {} if policy is None else {"elasticPolicy": policy}
+    elastic = workload(pytorch_job(roles={"Worker": replica(4)}, **spec))
     assert (elastic.replicas, (elastic.min_replicas, elastic.max_replicas)) == (4, bounds)
     assert [pod.rank for pod in elastic.pods] == [0, 1, 2, 3]
-
-
-def test_without_a_policy_the_job_needs_exactly_its_size() -> None:
-    fixed = workload(pytorch_job())
-    assert (fixed.replicas, fixed.min_replicas, fixed.max_replicas) == (3, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +115,10 @@ def test_roles_count_in_any_case_and_one_of_them_is_needed() -> None:
 
 def test_live_pods_are_matched_by_name(instances: Mapping[str, Instance]) -> None:
     plan = expand("run", "default", [pytorch_job()], instances)
-    pods = [live_pod(name) for name in ("train-master-0", "train-worker-0", "train-worker-1")]
+    pods = [
+        live_pod(name, "PyTorchJob", "train")
+        for name in ("train-master-0", "train-worker-0", "train-worker-1")
+    ]
     assert compare(plan, pods) == ()
     [missing] = compare(plan, pods[1:])
     assert (missing.category, missing.pod) == ("missing", "train-master-0")

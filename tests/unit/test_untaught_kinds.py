@@ -15,11 +15,11 @@ from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.live.deploy import ReleaseStatus
 from bireme.live.observe import compare
-from bireme.live.pods import ObservedPod, observed_pod
 from bireme.plan.changes import changes
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.plan.workloads import kind_of, pod_templates
+from tests.support.live import live_pod
 
 RAY_CLUSTER = """apiVersion: ray.io/v1
 kind: RayCluster
@@ -54,19 +54,6 @@ CRON_NOTE = "a run-backup Job at each time of '0 3 * * *'"
 
 def an_object(kind: str, spec: Mapping[str, Any], api_version: str = "example.com/v1") -> Manifest:
     return Manifest({"apiVersion": api_version, "kind": kind, "metadata": {"name": "a"}, "spec": spec})
-
-
-def live_pod(name: str, kind: str, owner: str, phase: str = "Running", ready: bool = True) -> ObservedPod:
-    return observed_pod(
-        {
-            "metadata": {
-                "name": name,
-                "ownerReferences": [{"kind": kind, "name": owner, "controller": True}],
-            },
-            "spec": {"nodeName": "cpu-0", "containers": []},
-            "status": {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]},
-        }
-    )
 
 
 def test_people_read_about_a_kind_that_nobody_has_taught(bireme_plan: Callable[..., str]) -> None:
