@@ -137,11 +137,6 @@ def test_several_workers_share_a_node() -> None:
     assert sizes(world(nodes(2), pods, [job("a", 1, gpus=2)])) == {"a": 6}
 
 
-def test_what_others_wait_for_is_not_free() -> None:
-    pods = [*workers("a", "n0"), pod("service")]
-    assert sizes(world(nodes(3), pods, [job("a", 1)])) == {"a": 2}
-
-
 def test_a_pod_that_asks_for_no_cpu_has_a_place_where_none_is_left() -> None:
     """As the scheduler sees it."""
     cpu = {"cpu": "300", "nvidia.com/gpu": "0"}, {"cpu": "0", "nvidia.com/gpu": "8"}
@@ -159,11 +154,6 @@ def test_pods_that_end_are_not_free_yet() -> None:
 def test_a_job_gives_way_to_a_pod_of_a_higher_priority() -> None:
     pods = [*workers("a", "n0", "n1", "n2"), pod("service", priority=100)]
     assert sizes(world(nodes(3), pods, [job("a", 3)])) == {"a": 2}
-
-
-def test_it_gives_way_to_nobody_of_a_lower_priority() -> None:
-    pods = [*workers("a", "n0", "n1", priority=10), pod("service", priority=1)]
-    assert sizes(world(nodes(2), pods, [job("a", 2)])) == {}
 
 
 def test_it_gives_way_only_to_pods_that_would_fit_then() -> None:
@@ -233,11 +223,6 @@ def test_a_job_that_saves_is_left_alone() -> None:
     seen = world(nodes(2), pods, [job("a", 2)])
     assert sizes(seen) == {"a": 1}
     assert sizes(replace(seen, saving=frozenset({"team/a"}))) == {}
-
-
-def test_two_jobs_share_what_is_free() -> None:
-    pods = [*workers("a", "n0"), *workers("b", "n1")]
-    assert sizes(world(nodes(6), pods, [job("a", 1), job("b", 1)])) == {"a": 3, "b": 3}
 
 
 def test_workers_that_are_still_to_be_made_have_their_places() -> None:

@@ -196,13 +196,6 @@ def test_a_folder_with_capitals_gives_its_release_a_name_without(make_chart: Cal
     assert done.stdout.startswith("hyperpodchart in namespace default")
 
 
-def test_a_selector_without_a_value_is_named(bireme_plan: Callable[..., str]) -> None:
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"}}
-    spec = {"template": {"spec": {**POD, "nodeSelector": {"team/pool": None}}}}
-    said = bireme_plan(json.dumps(job | {"spec": spec}), fails=True)
-    assert said == "Job/train: nodeSelector.team/pool has no value: give it one, or leave the key out"
-
-
 def term(key: str, operator: str, *values: str) -> dict[str, Any]:
     return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
 

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from goodput import FAULTS, Fault, account, fault_list, longest_pause
+from goodput import Fault, account, fault_list, longest_pause
 
 
 def steps(*made: tuple[float, int], world: int = 3) -> list[dict[str, Any]]:
@@ -23,15 +23,11 @@ def a_second_each(numbers: Iterable[int], since: float = 0.0) -> list[dict[str, 
     return steps(*((since + index, number) for index, number in enumerate(numbers, 1)))
 
 
-def test_a_seed_gives_the_same_faults_again_and_another_seed_gives_others() -> None:
-    kinds = list(FAULTS)
-    assert fault_list(7, kinds, 2) == fault_list(7, kinds, 2)
-    assert fault_list(7, kinds, 2) != fault_list(8, kinds, 2)
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(3))
 def test_each_kind_comes_as_often_as_wanted_in_windows_that_follow_each_other(seed: int) -> None:
     faults = fault_list(seed, ["kill", "delete", "node"], 3)
+    assert faults == fault_list(seed, ["kill", "delete", "node"], 3)
+    assert faults != fault_list(seed + 1, ["kill", "delete", "node"], 3)
     assert sorted(fault.kind for fault in faults) == ["delete"] * 3 + ["kill"] * 3 + ["node"] * 3
     begin = 0.0
     for fault in faults:
