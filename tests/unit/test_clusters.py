@@ -50,11 +50,6 @@ def test_a_cluster_is_found_as_it_was_written(own_paths: Paths) -> None:
     assert list_clusters(own_paths) == (info(own_paths),)
 
 
-def test_where_there_is_no_cluster_none_is_found(own_paths: Paths) -> None:
-    assert find(own_paths, "blue") is None
-    assert list_clusters(own_paths) == ()
-
-
 def test_facts_that_cannot_be_read_say_how_to_clear_them(own_paths: Paths) -> None:
     folder = cluster_dir(own_paths, "blue")
     folder.mkdir(parents=True)
@@ -115,6 +110,7 @@ def test_a_cluster_that_does_not_answer_is_named(kubeconfig: Path) -> None:
         ),
         ({"users": [{"name": "me", "user": {"auth-provider": {"name": "gcp"}}}]}, 'it must be "oidc"'),
         ({"current-context": None}, "it names no current context; there are: blue"),
+        ({"current-context": "green"}, "green"),
     ],
 )
 def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(
@@ -135,10 +131,8 @@ def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(
         ("a: [", "is not valid YAML"),
         ("\xff\xfe", "is not UTF-8 text"),
         ("a: " + "[" * 5000 + "]" * 5000, "is nested more than 100 deep"),
-        ("a:\n" + "- b: c\n" * 300_000, "has 2,100,003 characters: it may have at most 1 MiB"),
-        ("a: &a [*a]", "an anchor contains itself"),
     ],
-    ids=["text", "broken", "binary", "deep", "huge", "circle"],
+    ids=["text", "broken", "binary", "deep"],
 )
 def test_a_kubeconfig_that_cannot_be_read_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "kubeconfig"
@@ -155,11 +149,6 @@ def test_files_that_a_kubeconfig_names_are_looked_for_beside_it(kubeconfig: Path
         Api(kubeconfig)
     (kubeconfig.parent / "token").write_text("secret")
     assert Api(kubeconfig).server == "https://127.0.0.1:1"
-
-
-def test_a_context_that_is_not_in_the_kubeconfig_is_named(kubeconfig: Path) -> None:
-    with pytest.raises(BiremeError, match=r"cannot be used as kubeconfig: .*green"):
-        Api(kubeconfig, "green")
 
 
 def test_what_a_go_program_says_before_its_stack_trace_is_its_last_line(tmp_path: Path) -> None:

@@ -229,11 +229,3 @@ def test_a_daemonset_names_the_labels_that_nodes_must_be_given(
         pod["affinity"] = {"nodeAffinity": required}
     said = bireme_plan(json.dumps(about | {"spec": {"template": {"spec": pod}}}))
     assert f"{labels} of" in " ".join(said.split())
-
-
-def test_labels_that_one_alternative_does_not_need_are_not_named(bireme_plan: Callable[..., str]) -> None:
-    about = {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "mps"}}
-    terms = [term("gpus", "Exists"), term("node.kubernetes.io/instance-type", "In", "g4dn.12xlarge")]
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    pod = {"affinity": {"nodeAffinity": required}, "containers": [{"name": "mps"}]}
-    assert "labelled" not in bireme_plan(json.dumps(about | {"spec": {"template": {"spec": pod}}}))

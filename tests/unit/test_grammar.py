@@ -37,6 +37,14 @@ def test_a_key_that_a_chart_does_not_have_gets_a_hint() -> None:
     )
 
 
+def test_a_key_of_the_values_is_explained_with_its_type_and_its_default() -> None:
+    text = CliRunner().invoke(cli, ["explain", "torch-elastic", "pod.shm.size"]).stdout
+    assert "Size of the memory-backed /dev/shm" in text
+    assert "type: string" in text
+    assert 'default: ""' in text
+    assert "keys: size" in CliRunner().invoke(cli, ["explain", "torch-elastic", "pod.shm"]).stdout
+
+
 def test_a_chart_without_a_schema_is_explained_by_its_values(make_chart: MakeChart) -> None:
     chart = make_chart("web", values="web:\n  # -- How many\n  replicas: 2\n")
     done = CliRunner().invoke(cli, ["explain", str(chart), "web.replicas", "-o", "json"])

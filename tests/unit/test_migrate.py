@@ -101,17 +101,6 @@ def test_what_cannot_follow_is_named_and_no_file_changes(
     assert other.read_text() == text
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BiremeError, match=r"missing\.yaml does not exist: check the path"):
-        migrate(tmp_path / "missing.yaml")
-
-
-def test_a_file_that_is_no_text_is_named(file: Path) -> None:
-    file.write_bytes(b"\xff")
-    with pytest.raises(BiremeError, match="is not UTF-8 text"):
-        migrate(file)
-
-
 def test_validate_names_the_move_and_takes_the_migrated_file(file: Path, paths: Paths) -> None:
     validate = ["validate", str(paths.charts / "torch-elastic"), "-f", str(file)]
     refused = CliRunner().invoke(cli, validate)

@@ -95,16 +95,9 @@ def test_an_install_does_not_wait_and_gives_its_timeout_a_unit(
     assert notes == "It runs."
     assert given[:3] == ["upgrade", "web", str(chart)]
     assert given[given.index("--timeout") + 1] == "90s"
-    assert not {"--wait", "--wait-for-jobs", "--create-namespace", "--reuse-values"} & set(given)
-
-
-def test_helm_gets_the_clusters_kubeconfig_and_context(
-    make_helm: MakeHelm, chart: Path, tmp_path: Path
-) -> None:
-    make_helm(DEPLOYED).install(chart, "web", "team", {})
-    given = arguments(tmp_path)
     assert given[given.index("--kubeconfig") + 1] == str(tmp_path / "kubeconfig")
     assert given[given.index("--kube-context") + 1] == "blue"
+    assert not {"--wait", "--wait-for-jobs", "--create-namespace", "--reuse-values"} & set(given)
 
 
 def test_values_reach_helm_as_they_are(make_helm: MakeHelm, chart: Path, tmp_path: Path) -> None:
@@ -119,12 +112,6 @@ def test_values_reach_helm_as_they_are(make_helm: MakeHelm, chart: Path, tmp_pat
     assert json.loads(text) == values
     # Helm's reader takes no escaped pair of surrogates.
     assert "🚀" in text
-
-
-def test_a_folder_that_is_no_chart_is_refused_before_helm_runs(make_helm: MakeHelm, tmp_path: Path) -> None:
-    with pytest.raises(BiremeError, match=r"nowhere is not a chart"):
-        make_helm(DEPLOYED).install(tmp_path / "nowhere", "web", "team", {})
-    assert not (tmp_path / "arguments").exists()
 
 
 @pytest.mark.parametrize(

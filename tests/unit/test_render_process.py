@@ -20,10 +20,13 @@ from bireme.helm.process import NoAnswer, RenderProcess
 from bireme.helm.values import read_file
 from bireme.tools import Toolbox
 from tests.support.templates import SEEN
+from tests.support.tiers import core
 
 MakeChart = Callable[..., Path]
-CI_FILES = sorted(Paths.discover().charts.glob("*/ci/*-values.yaml"))
-DEFAULTS = [file for file in CI_FILES if file.name == "default-values.yaml"]
+CHARTS = Paths.discover().charts
+CI_FILES = sorted(
+    str(file.relative_to(CHARTS)).removesuffix("-values.yaml") for file in CHARTS.glob("*/ci/*-values.yaml")
+)
 
 
 class WithoutProcess(Toolbox):
@@ -62,17 +65,12 @@ def same(in_process: Renderer, commands: Renderer, request: RenderRequest) -> tu
     return here
 
 
-@pytest.mark.parametrize("file", DEFAULTS, ids=lambda file: file.parents[1].name)
-def test_each_chart_renders_alike(in_process: Renderer, commands: Renderer, file: Path) -> None:
-    text, error = same(in_process, commands, RenderRequest(file.parents[1], read_file(file)))
-    assert text
-    assert not error
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("file", CI_FILES, ids=lambda file: f"{file.parents[1].name}-{file.stem}")
-def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, file: Path) -> None:
-    same(in_process, commands, RenderRequest(file.parents[1], read_file(file)))
+@pytest.mark.parametrize("file", core("autoscaler/ci/default", "mpijob/ci/default", of=CI_FILES))
+def test_each_ci_file_renders_alike(
+    in_process: Renderer, commands: Renderer, paths: Paths, file: str
+) -> None:
+    chart = paths.charts / file.partition("/")[0]
+    same(in_process, commands, RenderRequest(chart, read_file(paths.charts / f"{file}-values.yaml")))
 
 
 HOOK = "---\napiVersion: v1\nkind: Pod\nmetadata: {name: last, annotations: {helm.sh/hook: test}}\n"

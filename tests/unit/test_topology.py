@@ -96,6 +96,8 @@ def test_a_job_that_is_not_indexed_has_neither_ranks_nor_host_names(instances: F
 def test_a_suspended_job_is_planned_as_it_will_be_once_resumed(instances: Facts) -> None:
     [job] = planned(instances, indexed(2, whole_node(), suspend=True)).workloads
     assert (job.suspended, len(job.pods)) == (True, 2)
+    [job] = planned(instances, mpi_job(2, runPolicy={"suspend": True})).workloads
+    assert (job.suspended, len(job.pods)) == (True, 3)
 
 
 def mpi_job(workers: int = 3, slots: int | None = None, name: str = "maskrcnn-r1", **fields: Any) -> Manifest:
@@ -138,11 +140,6 @@ def test_a_launcher_that_also_trains_has_the_first_ranks(instances: Facts) -> No
     assert [(pod.role, pod.rank) for pod in job.pods] == [("launcher", 0), ("worker", 1), ("worker", 2)]
 
 
-def test_a_suspended_mpi_job_is_planned_as_it_will_be_once_resumed(instances: Facts) -> None:
-    [job] = planned(instances, mpi_job(2, runPolicy={"suspend": True})).workloads
-    assert (job.suspended, len(job.pods)) == (True, 3)
-
-
 def test_an_mpi_job_without_a_launcher_is_refused_by_name(instances: Facts) -> None:
     job = Manifest({"kind": "MPIJob", "metadata": {"name": "m"}, "spec": {"mpiReplicaSpecs": {}}})
     with pytest.raises(BiremeError, match="MPIJob/m has no Launcher"):
@@ -168,37 +165,31 @@ def test_stateful_sets_deployments_and_bare_pods_are_named_as_kubernetes_does(in
 
 ONLY_P4D = {"key": TYPE, "operator": "In", "values": [P4D]}
 NOT_P4D = {"key": TYPE, "operator": "NotIn", "values": [P4D]}
-OTHER = {"key": "team", "operator": "Exists"}
-
-
-@pytest.mark.parametrize(
-    ("terms", "has_p4d", "has_others"),
-    [
-        ([], True, True),
-        ([[ONLY_P4D]], True, False),
-        ([[ONLY_P4D, OTHER]], True, False),
-        ([[NOT_P4D]], False, True),
-        ([[ONLY_P4D], [NOT_P4D]], True, True),
-        ([[ONLY_P4D, NOT_P4D]], False, False),
-    ],
-)
-def test_a_daemon_set_names_the_types_whose_nodes_it_runs_on(
-    instances: Facts, terms: list[list[dict[str, Any]]], has_p4d: bool, has_others: bool
-) -> None:
-    spec = pod_spec(None)
-    if terms:
-        required = {"nodeSelectorTerms": [{"matchExpressions": term} for term in terms]}
-        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    (plugin,) = planned(instances, workload("DaemonSet", "plugin", spec, role="plugin")).workloads
-    assert (plugin.role, plugin.replicas, plugin.pods) == ("plugin", 0, ())
-    expected = {kind for kind in instances if (has_p4d if kind == P4D else has_others)}
-    assert set(plugin.instance_types or ()) == expected
 
 
 def by_affinity(*terms: list[dict[str, Any]], **requests: Any) -> dict[str, Any]:
     required = {"nodeSelectorTerms": [{"matchExpressions": term} for term in terms]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return {**pod_spec(None, **requests), "affinity": affinity}
+
+
+@pytest.mark.parametrize(
+    ("spec", "has_p4d", "has_others"),
+    [
+        (pod_spec(None), True, True),
+        (by_affinity([ONLY_P4D]), True, False),
+        (by_affinity([ONLY_P4D], [NOT_P4D]), True, True),
+        (by_affinity([ONLY_P4D, NOT_P4D]), False, False),
+    ],
+    ids=["no term", "one", "either", "both"],
+)
+def test_a_daemon_set_names_the_types_whose_nodes_it_runs_on(
+    instances: Facts, spec: dict[str, Any], has_p4d: bool, has_others: bool
+) -> None:
+    (plugin,) = planned(instances, workload("DaemonSet", "plugin", spec, role="plugin")).workloads
+    assert (plugin.role, plugin.replicas, plugin.pods) == ("plugin", 0, ())
+    expected = {kind for kind in instances if (has_p4d if kind == P4D else has_others)}
+    assert set(plugin.instance_types or ()) == expected
 
 
 def test_a_daemon_set_names_types_that_only_its_values_know(instances: Facts) -> None:
@@ -222,12 +213,6 @@ def test_pods_that_may_run_on_several_types_need_the_first_that_holds_them(insta
     assert plan.totals.nodes == {P4D: 2}
     assert {pod.instance_type for pod in plan.pods} == {None}
     assert planned(instances, indexed(2, by_affinity([either], **gpus(4)))).totals.nodes == {P3: 2}
-
-
-def test_pods_that_may_run_on_several_types_fill_nodes_that_others_need(instances: Facts) -> None:
-    either = {"key": TYPE, "operator": "In", "values": [P4D, P3]}
-    half = indexed(1, by_affinity([either], **gpus(4)), name="half")
-    assert planned(instances, half, indexed(1, pod_spec(P4D, **gpus(4)))).totals.nodes == {P4D: 1}
 
 
 def test_several_types_are_named_where_none_has_room(instances: Facts) -> None:
@@ -295,13 +280,6 @@ def test_huge_pages_and_memory_share_the_memory_of_a_node(instances: Facts) -> N
         f"1 worker pod can never fit 1 {P4D} node: a pod asks for {allocatable + 2}Mi memory, "
         f"a whole node has {allocatable}Mi"
     )
-
-
-def test_a_plan_that_fits_has_no_problems(instances: Facts) -> None:
-    plan = planned(
-        instances, indexed(3, whole_node()), workload("StatefulSet", "etcd", pod_spec(None, cpu="100m"))
-    )
-    assert fit(plan.pods, {P4D: 3}, instances) == []
 
 
 @pytest.mark.parametrize(
@@ -374,12 +352,6 @@ def test_a_plan_of_1000_workers_packs_1000_nodes(instances: Facts) -> None:
 def test_pet_nnodes_that_are_not_bounds_are_refused(instances: Facts) -> None:
     with pytest.raises(BiremeError, match="PET_NNODES is 'some', it must be MIN:MAX"):
         planned(instances, indexed(1, whole_node(env={"PET_NNODES": "some"})))
-
-
-def test_gpu_as_nproc_per_node_means_one_process_per_accelerator(instances: Facts) -> None:
-    assert (
-        planned(instances, indexed(1, whole_node(env={"PET_NPROC_PER_NODE": "gpu"}))).pods[0].processes == 8
-    )
 
 
 def test_a_plan_in_json_follows_its_published_schema(instances: Facts, paths: Paths) -> None:

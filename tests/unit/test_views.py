@@ -77,7 +77,7 @@ def shown(view: Any, width: int) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("width", [80, 120, 200, UNLIMITED])
+@pytest.mark.parametrize("width", [80, UNLIMITED])
 def test_a_plan_shows_every_column_on_any_width(plan: Plan, width: int) -> None:
     text = shown(views.plan_view(plan), width)
     assert max(map(len, text.splitlines())) <= width
@@ -93,6 +93,8 @@ def test_a_plan_shows_every_column_on_any_width(plan: Plan, width: int) -> None:
         "… 8 more",
     ):
         assert part in flat
+    wide = shown(views.plan_view(plan, every_pod=True), UNLIMITED)
+    assert all(f"  {NAME}-{index} " in wide for index in range(20))
 
 
 def test_one_of_a_kind_is_counted_in_the_singular(instances: Mapping[str, Instance]) -> None:
@@ -100,12 +102,7 @@ def test_one_of_a_kind_is_counted_in_the_singular(instances: Mapping[str, Instan
     assert plan.summary == "1 pod, 8 accelerators, 4 EFA, nodes: 1 × p4d.24xlarge"
 
 
-def test_a_wide_plan_has_every_pod(plan: Plan) -> None:
-    text = shown(views.plan_view(plan, every_pod=True), UNLIMITED)
-    assert all(f"  {NAME}-{index} " in text for index in range(20))
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [60, 200])
 def test_live_pods_show_name_node_and_reason_on_any_width(width: int) -> None:
     waiting = {
         "name": "worker",
@@ -174,10 +171,10 @@ def test_what_is_true_of_many_pods_is_said_once() -> None:
     assert shown(views.differences_view(pods[:2]), 200).strip().endswith("available (also run-r1-1)")
 
 
-@pytest.mark.parametrize("workers", [8, 128])
 def test_a_status_of_many_pending_workers_is_one_screen_that_begins_with_the_reason(
-    instances: Mapping[str, Instance], workers: int
+    instances: Mapping[str, Instance],
 ) -> None:
+    workers = 128
     message = (
         f"0/{workers + 1} nodes are available: {workers + 1} Insufficient nvidia.com/gpu. preemption: none"
     )
@@ -217,14 +214,6 @@ def test_a_daemonset_that_no_node_takes_is_told_beside_the_rest(instances: Mappi
     status = ReleaseStatus(expand("mps", "training", [], instances), (), (), causes=(said,))
     lines = [line.rstrip() for line in shown(views.outcome_view(status), 120).splitlines()]
     assert lines == [f"! {said}", "✓ as planned: 0 pods, 0 accelerators, 0 EFA, nodes: any"]
-
-
-def test_a_key_of_the_values_is_explained_with_its_type_and_its_default() -> None:
-    text = in_terminal(80, "explain", "torch-elastic", "pod.shm.size")
-    assert "Size of the memory-backed /dev/shm" in text
-    assert "type: string" in text
-    assert 'default: ""' in text
-    assert "keys: size" in in_terminal(80, "explain", "torch-elastic", "pod.shm")
 
 
 def test_a_plan_names_claims_volumes_and_classes(instances: Mapping[str, Instance]) -> None:
@@ -273,12 +262,3 @@ def test_an_mpi_plan_keeps_its_resources_on_a_terminal_of_80_columns() -> None:
     assert "gpu=8" in text
     assert "p3.16xlarge" in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_what_is_piped_loses_nothing() -> None:
-    command = [BIREME, *MPI]
-    environment = {**os.environ, "COLUMNS": "40"}
-    text = subprocess.run(
-        command, stdout=subprocess.PIPE, env=environment, cwd=ROOT, check=True, text=True
-    ).stdout
-    assert re.search(r"worker .* gpu=8 .*p3\.16xlarge", text)
