@@ -160,6 +160,7 @@ def test_square_brackets_are_text(text: str) -> None:
         ),
         (["nccl", "--file", "log", "--instance", "p4d"], "unknown type 'p4d': did you mean p4d.24xlarge?"),
         (["values", "p5.48xlrge"], "there are no values called p5.48xlrge: did you mean p5.48xlarge?"),
+        (["plan", "etcd", "--script", __file__], "has no value `script`"),
         (["check", "nowhere"], "nowhere does not exist: check the path"),
         (["check", "docs"], "docs is neither a chart nor a folder of charts: it has no Chart.yaml"),
         (["audit", "nowhere.yaml"], "nowhere.yaml does not exist: check the path"),

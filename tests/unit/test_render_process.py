@@ -66,11 +66,9 @@ def same(in_process: Renderer, commands: Renderer, request: RenderRequest) -> tu
 
 
 @pytest.mark.parametrize("file", core("autoscaler/ci/default", "mpijob/ci/default", of=CI_FILES))
-def test_each_ci_file_renders_alike(
-    in_process: Renderer, commands: Renderer, paths: Paths, file: str
-) -> None:
-    chart = paths.charts / file.partition("/")[0]
-    same(in_process, commands, RenderRequest(chart, read_file(paths.charts / f"{file}-values.yaml")))
+def test_each_ci_file_renders_alike(in_process: Renderer, commands: Renderer, file: str) -> None:
+    values = read_file(CHARTS / f"{file}-values.yaml")
+    same(in_process, commands, RenderRequest(CHARTS / file.partition("/")[0], values))
 
 
 HOOK = "---\napiVersion: v1\nkind: Pod\nmetadata: {name: last, annotations: {helm.sh/hook: test}}\n"

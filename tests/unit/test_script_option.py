@@ -73,8 +73,7 @@ def test_a_file_is_the_script_of_each_job_chart(job: tuple[str, ...], write: Wri
     }
 
 
-@JOBS
-def test_a_folder_brings_its_modules_and_its_data(job: tuple[str, ...], write: Write) -> None:
+def test_a_folder_brings_its_modules_and_its_data(write: Write) -> None:
     files: dict[str, str | bytes] = {
         "train.py": "from lib import net\n",
         "lib/__init__.py": "",
@@ -84,7 +83,7 @@ def test_a_folder_brings_its_modules_and_its_data(job: tuple[str, ...], write: W
         "prepare.py": "print(2)\n",
     }
     folder = write({**files, ".git/config": "x", "__pycache__/a.pyc": b"\0", "lib/.env": "KEY=1"})
-    found = mounted(bireme("render", *job, "--script", folder, "-o", "json"))
+    found = mounted(bireme("render", "torch-elastic", "--script", folder, "-o", "json"))
     assert found == {name: each.encode() if isinstance(each, str) else each for name, each in files.items()}
 
 
@@ -151,12 +150,6 @@ def test_more_than_a_release_holds_is_refused_with_what_to_do(write: Write, larg
     assert "into an image (--image)" in said
 
 
-def test_a_large_folder_is_not_read_to_its_end(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write({"train.py": "1", "a/large.bin": b"a" * 1_000_001, "b/other.bin": b"b"})
-    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read"))
-    assert "a/large.bin" in refusal("plan", "paddle", "--script", folder)
-
-
 def test_links_to_files_are_followed_and_circles_refused(write: Write) -> None:
     folder = write({"train.py": "1"})
     (folder / "same.py").symlink_to(folder / "train.py")
@@ -166,11 +159,6 @@ def test_links_to_files_are_followed_and_circles_refused(write: Write) -> None:
     }
     (folder / "here").symlink_to(folder)
     assert "links back to a folder it lies in" in refusal("plan", "torch-elastic", "--script", folder)
-
-
-def test_a_chart_that_trains_nothing_takes_no_script(write: Write) -> None:
-    folder = write({"train.py": "1"})
-    assert "has no value `script`" in refusal("plan", "etcd", "--script", folder)
 
 
 def test_paddles_data_is_prepared_in_the_folder(write: Write) -> None:
