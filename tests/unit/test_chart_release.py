@@ -184,6 +184,11 @@ def test_nothing_is_cut_with_changes_that_are_not_committed(project: Paths) -> N
     assert git(project.root, "tag") == ""
 
 
+def test_nothing_is_cut_without_a_word_in_the_changelog() -> None:
+    with pytest.raises(BiremeError, match="nothing under Unreleased"):
+        release.close_section("# Changelog\n\n## [Unreleased]\n\n## [0.1.0]\n", (0, 2, 0), "2026-11-24")
+
+
 def test_a_packed_chart_says_what_changed_in_it(project: Paths, tmp_path: Path) -> None:
     packed = package.pack_chart(Toolbox(project), project.charts / "web", tmp_path, 0)
     annotations = yaml.safe_load(package.chart_yaml(packed))["annotations"]

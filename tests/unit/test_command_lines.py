@@ -28,22 +28,8 @@ TEXTS = (
     *("", " ", "-", "--", "-x", "\t", "a\nb", "0", "-1", "1.5", "nan", "inf", "1e400", "9" * 30, "9" * 5000),
     *("$(id)", "`id`", "../a", "/", "/dev/null", "a/../../b", "~", "*", "x" * 5000, "C:\\x", "@a", "%s%n"),
     *("[red]", "[/]", "[bold", "\x1b[31m", "\x85", "\udcff", "é\u2028", "\U0001f600", "{{ . }}", "zq9; x"),
-    *(
-        "null",
-        "true",
-        "010",
-        "=",
-        ",",
-        "a=",
-        "=a",
-        "a=1,",
-        "a[99999999]=1",
-        "a.b=1",
-        "{",
-        "[" * 5000,
-        '"',
-        "'",
-    ),
+    *("null", "true", "010", "=", ",", "a=", "=a", "a=1,", "a[99999999]=1", "a.b=1", "{", "[" * 5000),
+    *('"', "'"),
     *("p4d.24xlarge=3,", "p4d.24xlarge=99999999999999999999", "oci://", "oci://localhost:1/x", "https://["),
 )
 # What the other arguments and required options of a command are while one of them is tried.
@@ -143,7 +129,7 @@ def test_every_option_takes_or_refuses_every_text(run: CliRunner, command: str) 
     assert [found for line in of_it if (found := fault(run, line))] == []
 
 
-@pytest.mark.parametrize("seconds", [0.02, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize("seconds", [0.02, 0.1])
 def test_ctrl_c_while_the_command_starts_is_a_word_and_no_traceback(paths: Paths, seconds: float) -> None:
     # It says that it begins when the first of its own modules is read.
     program = """

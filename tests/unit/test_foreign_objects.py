@@ -18,7 +18,6 @@ from bireme.core.manifests import Manifest
 from bireme.plan.instances import Instance
 from bireme.plan.picture import svg
 from bireme.plan.topology import expand, fit
-from tests.support.tiers import core
 
 WRONG: tuple[Any, ...] = (
     *(None, True, 0, -1, 1.5, 1e300, 10**18, "x", "", "9" * 5000),
@@ -143,8 +142,9 @@ def test_a_wrong_value_anywhere_is_planned_or_refused_with_a_sentence(
     refused_or_planned(instances, *known, in_pods=known not in IN_PODS)
 
 
-# All kinds read the pods of their templates alike.
-@pytest.mark.parametrize("known", core(("batch/v1", "Job"), of=IN_PODS), ids=str)
+# All kinds read the pods of their templates alike, and a Pod is one of OWN.
+@pytest.mark.whole
+@pytest.mark.parametrize("known", IN_PODS, ids=str)
 def test_so_is_a_wrong_value_anywhere_in_the_pods_of_a_template(
     instances: Mapping[str, Instance], known: tuple[str, str]
 ) -> None:

@@ -38,11 +38,6 @@ def test_each_kind_comes_as_often_as_wanted_in_windows_that_follow_each_other(se
     assert isinstance(faults[0], Fault)
 
 
-def test_an_undisturbed_run_is_worth_all_of_its_time() -> None:
-    found = account(a_second_each(range(1, 11)), 0, 10, ideal=1)
-    assert (found.useful, found.again, found.goodput) == (10, 0, 1)
-
-
 def test_steps_after_a_return_to_a_checkpoint_count_once() -> None:
     made = a_second_each([1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8])
     found = account(made, 0, 11, ideal=1)

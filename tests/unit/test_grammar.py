@@ -68,7 +68,3 @@ def test_lint_looks_at_the_charts_of_the_folder_where_it_runs(
 def test_the_version_is_that_of_bireme_and_of_what_it_brings() -> None:
     lines = CliRunner().invoke(cli, ["version"]).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["bireme", "helm", "helm3", "kube-apiserver"]
-
-
-def test_options_that_no_command_had_get_no_hint() -> None:
-    assert "did you mean bireme" not in said("status", "--relase", "a")

@@ -144,12 +144,12 @@ def test_logs_that_a_busy_api_server_sends_late_are_followed_to_their_end(
     whole = Answers.answer
 
     def late(self: Answers, body: bytes) -> None:
-        time.sleep(1 if self.path.partition("?")[0].endswith("/log") else 0)
+        time.sleep(0.3 if self.path.partition("?")[0].endswith("/log") else 0)
         whole(self, body)
 
     monkeypatch.setattr(Answers, "pods", lambda self: ended)
     monkeypatch.setattr(Answers, "answer", late)
-    monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(logs, "_LOOK_SECONDS", 0.03)
     read = b"".join(all_logs(cluster, plan, Wanted(follow=True))).decode().splitlines()
     assert len(read) == 3
 

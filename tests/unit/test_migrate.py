@@ -63,10 +63,9 @@ def test_values_that_moved_go_to_their_group_and_all_else_stays(file: Path) -> N
         ("queueName: a\nqueue:\n    topology: no", "queue:\n    topology: no\n    name: a\n"),
         ("a: &a [1]\nkueue: \n  admission:\nb: *a", "a: &a [1]\nqueue:\n  admission:\nb: *a"),
         ("queueName: |-\n  a\n# b\nworkers: 1\n", "queue:\n  name: |-\n    a\n# b\nworkers: 1\n"),
-        ("", ""),
         ("kueue: null\n", "kueue: null\n"),
     ],
-    ids=["quotes", "group", "empty value", "block", "empty", "null"],
+    ids=["quotes", "group", "empty value", "block", "null"],
 )
 def test_a_file_keeps_the_way_it_is_written(file: Path, old: str, new: str) -> None:
     file.write_bytes(old.encode())
@@ -113,29 +112,13 @@ def test_validate_names_the_move_and_takes_the_migrated_file(file: Path, paths: 
     assert CliRunner().invoke(cli, validate).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        (
-            "every=1",
-            "`elastic.autoscale.every` is gone since 0.3.0: remove it; charts/autoscaler looks every",
-        ),
-        ("weight=2", "`elastic.autoscale.weight` is gone since 0.3.0: remove it; jobs of one priority share"),
-        (
-            "timeZone=UTC",
-            "`elastic.autoscale.timeZone` is gone since 0.3.0: give each of `elastic.autoscale.sch",
-        ),
-    ],
-)
-def test_validate_says_what_takes_the_place_of_a_value_that_is_gone(
-    paths: Paths, value: str, sentence: str
-) -> None:
-    words = [
-        "validate",
-        str(paths.charts / "torch-elastic"),
-        "--set",
-        f"elastic.autoscale.{value}",
-        "-o",
-        "json",
-    ]
-    assert sentence in CliRunner().invoke(cli, words).output
+def test_validate_says_what_takes_the_place_of_a_value_that_is_gone() -> None:
+    gone = "elastic.autoscale.every=1,elastic.autoscale.weight=2,elastic.autoscale.timeZone=UTC"
+    words = ["validate", "torch-elastic", "-o", "json", "--set", gone]
+    said = CliRunner().invoke(cli, words).output
+    for key, instead in {
+        "every": "remove it; charts/autoscaler looks every",
+        "weight": "remove it; jobs of one priority share",
+        "timeZone": "give each of `elastic.autoscale.sch",
+    }.items():
+        assert f"`elastic.autoscale.{key}` is gone since 0.3.0: {instead}" in said

@@ -33,7 +33,6 @@ def refused(*words: str) -> str:
                 "accelerators: 9 is more than the 8 A100 of a p4d.24xlarge",
             ],
         ),
-        (["workers=three"], ['`workers` is "three", it must be a whole number']),
         (
             ["image.pullPolicy=Often", "elastic.minWorkers=9", "elastic.maxWorkers=3"],
             ['`image.pullPolicy` is "Often"', "elastic.minWorkers: 9 is more"],
@@ -52,7 +51,8 @@ def test_every_command_says_all_that_schema_and_rules_refuse(
 
 
 def test_a_key_that_the_schema_refuses_is_not_judged_by_the_rules_too() -> None:
-    assert len(refused("validate", "torch-elastic", "--set", "workers=three").splitlines()) == 1
+    (said,) = refused("validate", "torch-elastic", "--set", "workers=three").splitlines()
+    assert said.startswith('`workers` is "three", it must be a whole number')
 
 
 def test_of_many_sentences_ten_are_said(tmp_path: Path) -> None:
@@ -221,8 +221,9 @@ def test_settings_that_no_process_can_take_are_one_sentence() -> None:
     assert said == "the --set options are too long together: write a values file"
 
 
-@pytest.mark.parametrize("command", ["plan", "validate", "check"])
-@pytest.mark.parametrize("depth", [150, 900, 5000])
+@pytest.mark.parametrize(
+    ("command", "depth"), [("plan", 150), ("validate", 900), ("plan", 5000), ("check", 5000)]
+)
 def test_what_a_foreign_chart_nests_too_deep_is_one_sentence(
     tmp_path: Path, command: str, depth: int
 ) -> None:

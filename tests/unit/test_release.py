@@ -148,11 +148,6 @@ def test_a_missing_release_has_no_revisions_and_can_be_uninstalled(
     assert helm.uninstall("web", "team") is False
 
 
-def test_the_objects_of_a_missing_release_are_an_error_with_advice(make_helm: MakeHelm) -> None:
-    with pytest.raises(BiremeError, match="no release web in namespace team: bireme list shows the releases"):
-        _ = make_helm(error="Error: release: not found").read("web", "team").manifests
-
-
 @pytest.mark.parametrize(
     ("release", "namespace", "advice"),
     [
@@ -179,12 +174,6 @@ def test_the_current_revision_is_the_highest(make_helm: MakeHelm) -> None:
     current = make_helm(history).current("web", "team")
     assert current is not None
     assert (current.number, current.status, current.chart) == (10, "deployed", "web-0.1.0")
-
-
-def test_the_manifests_of_a_release_are_its_objects(make_helm: MakeHelm) -> None:
-    text = "---\nkind: ConfigMap\nmetadata: {name: a}\n---\nkind: Job\nmetadata: {name: b}\n"
-    found = make_helm(text).read("web", "team").manifests
-    assert [manifest.identity for manifest in found] == ["ConfigMap/a", "Job/b"]
 
 
 def test_the_objects_of_a_new_release_are_those_that_the_install_printed(
