@@ -30,7 +30,7 @@ class Quiet(BaseHTTPRequestHandler):
 @contextmanager
 def serving(server: ThreadingHTTPServer, folder: Path) -> Iterator[Path]:
     """Serve while the block runs; yields a kubeconfig for it, in ``folder``."""
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     yield write_kubeconfig(folder, server.server_port)
     server.shutdown()
     server.server_close()

@@ -84,7 +84,7 @@ def serving(folder: Path, password: str = "") -> Iterator[Repository]:
             """Nothing: who fetches when is of no interest."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         yield Repository(folder, f"http://127.0.0.1:{server.server_port}/jobs.git")

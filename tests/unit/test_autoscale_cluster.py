@@ -102,10 +102,6 @@ def near(name: str, workers: int) -> dict[str, Any]:
     return found
 
 
-def test_a_job_grows_into_the_nodes_that_are_free() -> None:
-    assert sizes(world(nodes(4), workers("a", "n0", "n1"), [job("a", 2)])) == {"a": 4}
-
-
 def test_nodes_that_take_no_pods_are_not_free() -> None:
     taint = {"key": "team", "value": "other", "effect": "NoSchedule"}
     unready = node("n3")
@@ -149,11 +145,6 @@ def test_a_pod_that_asks_for_no_cpu_has_a_place_where_none_is_left() -> None:
 def test_pods_that_end_are_not_free_yet() -> None:
     going = pod("service", "n1", metadata={"deletionTimestamp": "2026-03-04T12:00:00Z"})
     assert sizes(world(nodes(2), [*workers("a", "n0"), going], [job("a", 1)])) == {}
-
-
-def test_a_job_gives_way_to_a_pod_of_a_higher_priority() -> None:
-    pods = [*workers("a", "n0", "n1", "n2"), pod("service", priority=100)]
-    assert sizes(world(nodes(3), pods, [job("a", 3)])) == {"a": 2}
 
 
 def test_it_gives_way_only_to_pods_that_would_fit_then() -> None:
@@ -235,13 +226,6 @@ def test_jobs_of_another_shape_wait_for_the_next_look() -> None:
     pods = [*workers("a", "n0"), *workers("b", "n1", gpus=4)]
     found = sizes(world(nodes(3), pods, [job("a", 1), job("b", 1, gpus=4)]))
     assert found == {"a": 2}
-
-
-def test_a_job_grows_within_the_quota_of_its_queue() -> None:
-    queued = job("a", 1)
-    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "training"}
-    seen = world(nodes(5), workers("a", "n0"), [queued], quotas={"team/a": 2})
-    assert sizes(seen) == {"a": 3}
 
 
 def test_a_cooldown_holds_growth_only() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +53,20 @@ def test_the_scarcest_group_counts() -> None:
 
 
 @pytest.fixture
-def prometheus() -> Iterator[Callable[[Any], str]]:
+def prometheus(tmp_path: Path) -> Iterator[Callable[[Any], str]]:
     """``prometheus(data)`` is the address of a stand-in that answers every query with it."""
-    servers: list[HTTPServer] = []
 
     def serve(data: Any) -> str:
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(api_server.Quiet):
             def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(json.dumps({"status": "success", "data": data}).encode())
+                self.answer(json.dumps({"status": "success", "data": data}).encode())
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = HTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.enter_context(api_server.serving(server, tmp_path))
         return f"http://127.0.0.1:{server.server_port}"
 
-    yield serve
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    with ExitStack() as servers:
+        yield serve
 
 
 def vector(*values: str) -> dict[str, Any]:

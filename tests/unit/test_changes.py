@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from bireme.core.manifests import Manifest
-from bireme.core.paths import Paths
-from bireme.helm import Renderer, RenderRequest, SetFlags, load
-from bireme.plan.changes import Changes, changes
+from bireme.plan.changes import changes
 from bireme.plan.object_diff import object_diffs
 
 DIGESTS = {"image": "a", "env": "b", "volumes": "c"}
@@ -160,34 +158,6 @@ def test_a_deployment_can_change_its_pods_but_not_its_selector() -> None:
     assert sentences([thing("Deployment", "d", one)], [thing("Deployment", "d", rolled)]) == [
         "Deployment/d: scale in place 1 → 2, update in place (pods, one by one)"
     ]
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ("workers=5", "Job/imagenet-r1: scale in place 3 → 5"),
-        ("image.tag=9.9", "Job/imagenet-r1: refused: image, initContainers change"),
-        ("env.A=b", "Job/imagenet-r1: refused: env, initContainers change"),
-        ("run=2", "Job/imagenet-r2: replace: run r1 → r2"),
-        ("job.ttlSecondsAfterFinished=60", "Job/imagenet-r1: update in place (ttl)"),
-        ("workers=3", "Job/imagenet-r1: nothing"),
-    ],
-)
-def test_upgrades_of_torch_elastic_are_predicted(
-    setting: str, sentence: str, paths: Paths, renderer: Renderer
-) -> None:
-    def rendered(*sets: str) -> tuple[Manifest, ...]:
-        request = RenderRequest(
-            paths.charts / "torch-elastic",
-            load([paths.values / "instances" / "p4d.24xlarge.yaml"]),
-            release="imagenet",
-            settings=SetFlags(["workers=3", *sets]),
-        )
-        return renderer.render(request).manifests
-
-    found: Changes = changes(rendered(), rendered(setting))
-    of_job = [text for text in found.sentences() if text.startswith("Job/")]
-    assert [text[: len(sentence)] for text in of_job] == [sentence]
 
 
 def test_a_diff_has_the_lines_of_the_objects_that_change_alone() -> None:

@@ -234,10 +234,6 @@ SCHEMA = {
 }
 
 
-def test_a_chart_that_describes_no_key_need_not_describe_any(make_chart: MakeChart, paths: Paths) -> None:
-    assert file_findings(make_chart("web", VALUES.replace("# --", "#"), schema=SCHEMA), paths) == []
-
-
 @pytest.mark.parametrize(
     "schema",
     [

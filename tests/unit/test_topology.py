@@ -343,12 +343,6 @@ def test_an_unknown_instance_type_is_named_and_refused_as_cluster_node(instances
         fit(plan.pods, {"m5.large": 1}, instances)
 
 
-def test_a_plan_of_1000_workers_packs_1000_nodes(instances: Facts) -> None:
-    plan = planned(instances, indexed(1000, whole_node()))
-    assert plan.totals.nodes == {P4D: 1000}
-    assert fit(plan.pods, {P4D: 999}, instances)[0].startswith("1 of 1000 worker pods does not fit")
-
-
 def test_pet_nnodes_that_are_not_bounds_are_refused(instances: Facts) -> None:
     with pytest.raises(BiremeError, match="PET_NNODES is 'some', it must be MIN:MAX"):
         planned(instances, indexed(1, whole_node(env={"PET_NNODES": "some"})))
