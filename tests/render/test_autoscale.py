@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from bireme.autoscale.policy import Policy
 from bireme.core.manifests import Manifest
 from bireme.helm import Render
+from tests.support.rendered import RenderChart
 
-RenderChart = Callable[..., Render]
 REGISTRY = "global.imageRegistries.bireme=registry.example.com"
 PADDLE = ["paddle.dispatch=dynamic", "etcd.enabled=true"]
 ON = "elastic.autoscale.enabled=true"

@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,9 @@ import pytest
 import yaml
 
 from bireme.core.manifests import Manifest
-from bireme.helm import Render
 from tests.support.documents import ROOT
 from tests.support.fsx import DYNAMIC
-from tests.support.rendered import the
+from tests.support.rendered import RenderChart, the
 
 POD = "spec template spec"
 STAGE = f"{POD} initContainers stage env"
@@ -245,13 +244,13 @@ def field(item: Manifest, keys: str) -> Any:
 
 @pytest.mark.parametrize(("chart", "values", "item", "keys", "expected"), ROWS)
 def test_a_key_changes_its_field(
-    render: Callable[..., Render], chart: str, values: dict[str, Any], item: str, keys: str, expected: Any
+    render: RenderChart, chart: str, values: dict[str, Any], item: str, keys: str, expected: Any
 ) -> None:
     assert field(the(render(chart, values=values), *item.split()), keys) == expected
 
 
 def test_an_mpijob_is_the_same_where_the_cluster_says_that_it_has_the_kind(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     values = MPI | {"mpi": {"orchestrator": "MPIJob"}}
     known = render("mpi-training", values=values, api_versions=("kubeflow.org/v2beta1/MPIJob",))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bireme.helm import Render
-from tests.support.rendered import container_of, the
+from tests.support.rendered import RenderChart, container_of, the
 
 S3: dict[str, Any] = {
     "claim": {"name": "fsx-pvc", "path": "datasets/imagenet"},
@@ -31,7 +31,7 @@ def env(rendered: Render) -> dict[str, Any]:
     }
 
 
-def test_all_steps_have_the_same_settings(render: Callable[..., Render]) -> None:
+def test_all_steps_have_the_same_settings(render: RenderChart) -> None:
     rendered = render("dataset", values=S3 | {"replace": True})
     assert container_of(pod(rendered), "stage")["env"] == container_of(pod(rendered), "publish")["env"]
     settings = json.loads(env(rendered)["BIREME_DATASET"])
@@ -40,14 +40,14 @@ def test_all_steps_have_the_same_settings(render: Callable[..., Render]) -> None
     assert settings["replace"] is True
 
 
-def test_each_of_several_pods_copies_a_share(render: Callable[..., Render]) -> None:
+def test_each_of_several_pods_copies_a_share(render: RenderChart) -> None:
     rendered = render("dataset", values=S3 | {"workers": 8})
     spec = the(rendered, "Job")["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 8, 8)
     assert json.loads(env(rendered)["BIREME_DATASET"])["workers"] == 8
 
 
-def test_a_source_has_a_token_and_credentials_of_its_own(render: Callable[..., Render]) -> None:
+def test_a_source_has_a_token_and_credentials_of_its_own(render: RenderChart) -> None:
     sources = [
         {"url": "https://huggingface.co/a/b/resolve/main/c.tar", "token": {"secret": "hf"}, "extract": True},
         {"url": "s3://theirs/data", "s3": {"region": "eu-west-1", "existingSecret": "theirs"}},
@@ -60,7 +60,7 @@ def test_a_source_has_a_token_and_credentials_of_its_own(render: Callable[..., R
     assert found["AWS_REGION"] == "us-west-2"
 
 
-def test_a_proxy_and_its_authority_reach_every_step(render: Callable[..., Render]) -> None:
+def test_a_proxy_and_its_authority_reach_every_step(render: RenderChart) -> None:
     values = {"proxy": {"url": "http://proxy:3128", "except": "data.lan"}, "caBundle": {"configMap": "site"}}
     rendered = render("dataset", values=S3 | values)
     for name in ("stage", "publish"):
@@ -74,19 +74,19 @@ def test_a_proxy_and_its_authority_reach_every_step(render: Callable[..., Render
     assert {"name": "ca", "configMap": {"name": "site"}} in pod(rendered)["volumes"]
 
 
-def test_credentials_come_from_a_secret_only(render: Callable[..., Render]) -> None:
+def test_credentials_come_from_a_secret_only(render: RenderChart) -> None:
     rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
     assert env(rendered)["AWS_SECRET_ACCESS_KEY"]["secretKeyRef"]["name"] == "s3-keys"
     assert "AWS_ACCESS_KEY_ID" not in env(render("dataset", values=S3))
 
 
-def test_exit_codes_that_no_retry_helps_fail_the_job(render: Callable[..., Render]) -> None:
+def test_exit_codes_that_no_retry_helps_fail_the_job(render: RenderChart) -> None:
     rules = the(render("dataset", values=S3), "Job")["spec"]["podFailurePolicy"]["rules"]
     codes = {rule["onExitCodes"]["containerName"]: list(rule["onExitCodes"]["values"]) for rule in rules[1:]}
     assert codes == {"stage": [64, 77, 78], "publish": [64, 77, 78]}
 
 
-def test_the_config_map_holds_only_the_code_of_the_dataset_component(render: Callable[..., Render]) -> None:
+def test_the_config_map_holds_only_the_code_of_the_dataset_component(render: RenderChart) -> None:
     keys = set(the(render("dataset", values=S3), "ConfigMap")["data"])
     assert {key.split("__")[1] for key in keys} == {"", "process", "sources", "dataset"}
     others = next(item for item in render("torch-elastic").manifests if "-runtime-worker-" in item.name)[
@@ -95,7 +95,7 @@ def test_the_config_map_holds_only_the_code_of_the_dataset_component(render: Cal
     assert not [key for key in others if "__dataset__" in key or "__sources__" in key]
 
 
-def test_the_configuration_of_rclone_comes_from_its_secret(render: Callable[..., Render]) -> None:
+def test_the_configuration_of_rclone_comes_from_its_secret(render: RenderChart) -> None:
     source = {"url": "rclone://gcs/bucket/train", "rclone": {"secret": "remotes", "key": "gcs.conf"}}
     rendered = render("dataset", values=S3 | {"sources": [source], "image": RCLONE})
     assert env(rendered)["BIREME_SOURCE_0_RCLONE_CONFIG"] == "/bireme/rclone/0/gcs.conf"
@@ -105,22 +105,20 @@ def test_the_configuration_of_rclone_comes_from_its_secret(render: Callable[...,
     assert {"name": "rclone-0", "mountPath": "/bireme/rclone/0", "readOnly": True} in mounts
 
 
-def test_coco_is_copied_to_a_bucket_if_one_is_named(render: Callable[..., Render]) -> None:
+def test_coco_is_copied_to_a_bucket_if_one_is_named(render: RenderChart) -> None:
     rendered = render("dataset", workload="coco-2017", sets=["upload=s3://mine/coco-2017"])
     assert json.loads(env(rendered)["BIREME_DATASET"])["upload"] == "s3://mine/coco-2017"
     assert "upload" not in json.loads(env(render("dataset", workload="coco-2017"))["BIREME_DATASET"])
 
 
-def test_a_shell_pod_is_rendered_only_on_request(render: Callable[..., Render]) -> None:
+def test_a_shell_pod_is_rendered_only_on_request(render: RenderChart) -> None:
     assert "Deployment" not in {item.kind for item in render("dataset", values=S3).manifests}
     shell = the(render("dataset", values=S3 | {"shell": {"enabled": True}}), "Deployment")
     (container,) = shell["spec"]["template"]["spec"]["containers"]
     assert list(container["command"]) == ["sleep", "infinity"]
 
 
-def test_validation_images_of_imagenet_are_sorted_by_class(
-    render: Callable[..., Render], tmp_path: Path
-) -> None:
+def test_validation_images_of_imagenet_are_sorted_by_class(render: RenderChart, tmp_path: Path) -> None:
     """The script of the workload, run as in the pod, but in another folder."""
     rendered = render("dataset", workload="imagenet", sets=["sources[0].url=s3://mine/ILSVRC"])
     staging = "/claim/ILSVRC/Data/.CLS-LOC.staging"
@@ -137,7 +135,7 @@ def test_validation_images_of_imagenet_are_sorted_by_class(
 
 
 def test_a_pod_with_a_script_holds_the_lock_of_the_dataset_from_first_to_last(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     first, *_ = pod(render("dataset", values=S3 | {"prepare": {"script": "true"}}))["initContainers"]
     assert (first["name"], first["restartPolicy"]) == ("lock", "Always")
@@ -145,7 +143,7 @@ def test_a_pod_with_a_script_holds_the_lock_of_the_dataset_from_first_to_last(
 
 
 def test_a_dataset_at_the_root_of_a_claim_is_staged_and_verified_there(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     root = {"claim": {"name": "fsx-pvc", "path": "/"}, "prepare": {"script": "true"}}
     rendered = render("dataset", values=S3 | root)

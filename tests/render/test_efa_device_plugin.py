@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import generate
@@ -14,7 +14,7 @@ from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm import Render
 from bireme.plan.instances import Instance
-from bireme.plan.topology import Plan
+from tests.support.rendered import PlanChart, RenderChart
 
 CHART = "efa-device-plugin"
 OREGON = ["region=us-west-2"]
@@ -40,9 +40,7 @@ def test_the_lists_of_instance_types_are_generated_from_values(bireme_paths: Pat
     assert written == generate.instance_types(bireme_paths), "make instances"
 
 
-def test_it_runs_on_nodes_of_types_with_efa(
-    plan: Callable[..., Plan], instances: Mapping[str, Instance]
-) -> None:
+def test_it_runs_on_nodes_of_types_with_efa(plan: PlanChart, instances: Mapping[str, Instance]) -> None:
     (plugin,) = plan(CHART, sets=OREGON).workloads
     known = set(plugin.instance_types or ()) & set(instances)
     assert known == {each.type for each in instances.values() if each.efa}
@@ -50,7 +48,7 @@ def test_it_runs_on_nodes_of_types_with_efa(
     assert not {"p3.8xlarge", "g5.xlarge"} & set(plugin.instance_types or ())
 
 
-def test_the_plan_names_the_nodes_on_which_it_runs(plan: Callable[..., Plan]) -> None:
+def test_the_plan_names_the_nodes_on_which_it_runs(plan: PlanChart) -> None:
     console = Console(width=400)
     with console.capture() as captured:
         console.print(plan_view(plan(CHART, sets=OREGON, release="efa")))
@@ -59,7 +57,7 @@ def test_the_plan_names_the_nodes_on_which_it_runs(plan: Callable[..., Plan]) ->
     assert " g4dn.12xlarge, g4dn.16xlarge, g4dn.8xlarge," in said
 
 
-def test_types_and_auto_mode_are_expressions_of_one_term(render: Callable[..., Render]) -> None:
+def test_types_and_auto_mode_are_expressions_of_one_term(render: RenderChart) -> None:
     """Several terms would be alternatives, so that nodes of Auto Mode would match the other one."""
     rendered = render(CHART, sets=[*OREGON, "instanceTypes={p9.48xlarge}"])
     (term,) = node_terms(rendered)
@@ -69,7 +67,7 @@ def test_types_and_auto_mode_are_expressions_of_one_term(render: Callable[..., R
     assert (auto["operator"], list(auto["values"])) == ("NotIn", ["auto"])
 
 
-def test_every_type_that_the_chart_of_aws_lists_gets_the_plugin(render: Callable[..., Render]) -> None:
+def test_every_type_that_the_chart_of_aws_lists_gets_the_plugin(render: RenderChart) -> None:
     """aws/eks-charts lists 303 types, most of them without accelerators (hack/agents.yaml)."""
     (term,) = node_terms(render(CHART, sets=OREGON))
     listed = set(term[0]["values"])
@@ -78,7 +76,7 @@ def test_every_type_that_the_chart_of_aws_lists_gets_the_plugin(render: Callable
 
 
 def test_a_label_of_ones_own_is_an_alternative_and_never_means_auto_mode(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     terms = node_terms(render(CHART, sets=[*OREGON, "nodeLabels.fabric=efa"]))
     assert [each[0]["key"] for each in terms] == ["node.kubernetes.io/instance-type", "fabric"]
@@ -101,19 +99,19 @@ def test_a_label_of_ones_own_is_an_alternative_and_never_means_auto_mode(
     ],
 )
 def test_the_image_is_from_the_registry_of_the_region(
-    render: Callable[..., Render], region: str, registry: str
+    render: RenderChart, region: str, registry: str
 ) -> None:
     (plugin,) = pod(render(CHART, sets=[f"region={region}"]))["containers"]
     assert plugin["image"].startswith(f"{registry}/eks/aws-efa-k8s-device-plugin:v")
 
 
 @pytest.mark.parametrize("key", ["image.registry", "global.imageRegistry"])
-def test_an_image_from_another_registry_needs_no_region(render: Callable[..., Render], key: str) -> None:
+def test_an_image_from_another_registry_needs_no_region(render: RenderChart, key: str) -> None:
     (plugin,) = pod(render(CHART, sets=[f"{key}=registry.example.com"]))["containers"]
     assert plugin["image"].startswith("registry.example.com/eks/")
 
 
-def test_it_runs_as_root_without_capabilities(render: Callable[..., Render]) -> None:
+def test_it_runs_as_root_without_capabilities(render: RenderChart) -> None:
     (plugin,) = pod(render(CHART, sets=OREGON))["containers"]
     context = plugin["securityContext"]
     assert "privileged" not in context
@@ -123,7 +121,7 @@ def test_it_runs_as_root_without_capabilities(render: Callable[..., Render]) -> 
     assert folders == {"/var/lib/kubelet/device-plugins", "/dev/infiniband"}
 
 
-def test_only_neuron_topology_makes_the_container_privileged(render: Callable[..., Render]) -> None:
+def test_only_neuron_topology_makes_the_container_privileged(render: RenderChart) -> None:
     rendered = render(CHART, sets=[*OREGON, "neuronTopology=true"])
     (plugin,) = pod(rendered)["containers"]
     assert plugin["securityContext"]["privileged"] is True

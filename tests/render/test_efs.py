@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bireme.core.manifests import Manifest
 from bireme.helm import Render
+from tests.support.rendered import RenderChart
 
 SERVER = "fs-0123456789abcdef0.efs.us-west-2.amazonaws.com"
 NFS: dict[str, Any] = {"type": "nfs", "server": SERVER}
@@ -25,7 +25,7 @@ def volume(rendered: Render) -> Manifest:
     return only
 
 
-def test_the_efs_workload_claims_50_gi_of_a_100_gi_volume(render: Callable[..., Render]) -> None:
+def test_the_efs_workload_claims_50_gi_of_a_100_gi_volume(render: RenderChart) -> None:
     rendered = render("efs", workload="efs-volume", sets=[f"volumes.efsvol.server={SERVER}"])
     spec = volume(rendered)["spec"]
     assert dict(spec["nfs"]) == {"server": SERVER, "path": "/"}
@@ -36,7 +36,7 @@ def test_the_efs_workload_claims_50_gi_of_a_100_gi_volume(render: Callable[..., 
     assert list(claim["accessModes"]) == ["ReadWriteMany"]
 
 
-def test_a_volume_and_its_claim_name_each_other(render: Callable[..., Render]) -> None:
+def test_a_volume_and_its_claim_name_each_other(render: RenderChart) -> None:
     rendered = render("efs", values={"volumes": {"data": NFS}}, release="files", namespace="team")
     spec = volume(rendered)["spec"]
     assert (spec["claimRef"]["namespace"], spec["claimRef"]["name"]) == ("team", "data")
@@ -45,7 +45,7 @@ def test_a_volume_and_its_claim_name_each_other(render: Callable[..., Render]) -
     assert claim["storageClassName"] == spec["storageClassName"] == ""
 
 
-def test_nfs_has_the_mount_options_that_efs_recommends_by_default(render: Callable[..., Render]) -> None:
+def test_nfs_has_the_mount_options_that_efs_recommends_by_default(render: RenderChart) -> None:
     options = volume(render("efs", values={"volumes": {"data": NFS}}))["spec"]["mountOptions"]
     assert {"nfsvers=4.1", "hard", "noresvport", "rsize=1048576", "wsize=1048576"} <= set(options)
     own = NFS | {"mountOptions": ["nfsvers=4.0"]}
@@ -63,14 +63,14 @@ def test_nfs_has_the_mount_options_that_efs_recommends_by_default(render: Callab
     ],
 )
 def test_the_volume_handle_has_file_system_folder_and_access_point(
-    render: Callable[..., Render], more: dict[str, Any], handle: str
+    render: RenderChart, more: dict[str, Any], handle: str
 ) -> None:
     source = volume(render("efs", values={"volumes": {"data": CSI | more}}))["spec"]["csi"]
     assert (source["driver"], source["volumeHandle"]) == ("efs.csi.aws.com", handle)
 
 
 def test_a_file_system_of_another_account_is_found_by_the_zone_of_the_node(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     other = CSI | {"crossAccount": True, "iam": True}
     spec = volume(render("efs", values={"volumes": {"data": other}}))["spec"]
@@ -79,7 +79,7 @@ def test_a_file_system_of_another_account_is_found_by_the_zone_of_the_node(
     assert "volumeAttributes" not in spec["csi"]
 
 
-def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: Callable[..., Render]) -> None:
+def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: RenderChart) -> None:
     given = {"volumes": {"data": DYNAMIC | {"uid": 1000, "gid": 1000}}}
     rendered = render("efs", values=given, release="files", namespace="team")
     storage_class = objects(rendered, "StorageClass")["team.files.data"]
@@ -91,7 +91,7 @@ def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: Callabl
     assert not objects(rendered, "PersistentVolume")
 
 
-def test_volumes_and_classes_have_the_names_that_the_values_give(render: Callable[..., Render]) -> None:
+def test_volumes_and_classes_have_the_names_that_the_values_give(render: RenderChart) -> None:
     given = {
         "home": NFS | {"persistentVolume": {"name": "efs-home"}},
         "runs": DYNAMIC | {"storageClass": {"name": "efs-runs"}},
@@ -105,9 +105,7 @@ def test_volumes_and_classes_have_the_names_that_the_values_give(render: Callabl
 
 
 @pytest.mark.parametrize("given", [NFS, DYNAMIC])
-def test_keep_applies_to_all_objects_of_one_volume_only(
-    render: Callable[..., Render], given: dict[str, Any]
-) -> None:
+def test_keep_applies_to_all_objects_of_one_volume_only(render: RenderChart, given: dict[str, Any]) -> None:
     rendered = render("efs", values={"volumes": {"kept": given | {"keep": True}, "gone": given}})
     kinds = {"PersistentVolume", "PersistentVolumeClaim", "StorageClass"}
     for item in rendered.manifests:
@@ -116,9 +114,7 @@ def test_keep_applies_to_all_objects_of_one_volume_only(
 
 
 @pytest.mark.parametrize("given", [NFS, CSI | {"path": "/runs"}])
-def test_a_folder_with_an_owner_is_given_to_it_by_a_job(
-    render: Callable[..., Render], given: dict[str, Any]
-) -> None:
+def test_a_folder_with_an_owner_is_given_to_it_by_a_job(render: RenderChart, given: dict[str, Any]) -> None:
     """A new file system belongs to root, and neither NFS nor the driver applies fsGroup."""
     owned = given | {"uid": 1000, "gid": 2000, "directoryPerms": "2770"}
     rendered = render("efs", values={"volumes": {"data": owned, "other": NFS | {"path": "/other"}}})
@@ -132,7 +128,7 @@ def test_a_folder_with_an_owner_is_given_to_it_by_a_job(
     assert set(objects(another, "Job")) != {job.name}, "a Job cannot change"
 
 
-def test_an_access_point_has_the_parameters_that_were_asked_for(render: Callable[..., Render]) -> None:
+def test_an_access_point_has_the_parameters_that_were_asked_for(render: RenderChart) -> None:
     given = DYNAMIC | {
         "gidRangeStart": 2000,
         "gidRangeEnd": 3000,
@@ -158,6 +154,6 @@ def test_an_access_point_has_the_parameters_that_were_asked_for(render: Callable
     }
 
 
-def test_a_mount_target_is_named_by_its_address(render: Callable[..., Render]) -> None:
+def test_a_mount_target_is_named_by_its_address(render: RenderChart) -> None:
     spec = volume(render("efs", values={"volumes": {"data": CSI | {"mountTargetIp": "10.0.0.7"}}}))["spec"]
     assert dict(spec["csi"]["volumeAttributes"]) == {"mounttargetip": "10.0.0.7"}

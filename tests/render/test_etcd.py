@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from bireme.helm import Render
-from tests.support.rendered import the
+from tests.support.rendered import RenderChart, the
 
 
 def stateful_set(rendered: Render) -> Mapping[str, Any]:
@@ -18,7 +18,7 @@ def stateful_set(rendered: Render) -> Mapping[str, Any]:
 
 
 def test_a_disruption_budget_lets_drains_evict_one_of_three_members(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     assert "PodDisruptionBudget" not in {item.kind for item in render("etcd").manifests}
     budget = next(i for i in render("etcd", sets=["replicas=3"]).manifests if i.kind == "PodDisruptionBudget")
@@ -26,21 +26,21 @@ def test_a_disruption_budget_lets_drains_evict_one_of_three_members(
 
 
 @pytest.mark.parametrize("chart", ["etcd", "torch-elastic"])
-def test_autoscalers_move_no_member(render: Callable[..., Render], chart: str) -> None:
+def test_autoscalers_move_no_member(render: RenderChart, chart: str) -> None:
     annotations = stateful_set(render(chart))["template"]["metadata"]["annotations"]
     assert annotations["karpenter.sh/do-not-disrupt"] == "true"
     assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
 
 
 def test_more_replicas_do_not_change_the_pods_of_existing_members(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     one, three = (stateful_set(render("etcd", sets=[f"replicas={n}"])) for n in (1, 3))
     assert one["template"] == three["template"]
 
 
 @pytest.mark.parametrize(("enabled", "claims"), [("true", 1), ("false", 0)])
-def test_data_is_on_claims_or_in_the_pod(render: Callable[..., Render], enabled: str, claims: int) -> None:
+def test_data_is_on_claims_or_in_the_pod(render: RenderChart, enabled: str, claims: int) -> None:
     spec = stateful_set(render("etcd", sets=[f"persistence.enabled={enabled}"]))
     assert len(spec.get("volumeClaimTemplates", ())) == claims
     volumes = [volume["name"] for volume in spec["template"]["spec"]["volumes"]]
@@ -49,7 +49,7 @@ def test_data_is_on_claims_or_in_the_pod(render: Callable[..., Render], enabled:
 
 @pytest.mark.parametrize(("backup", "policy"), [("true", "keep"), ("false", None)])
 def test_the_passwords_stay_after_an_uninstall_where_snapshots_stay(
-    render: Callable[..., Render], backup: str, policy: str | None
+    render: RenderChart, backup: str, policy: str | None
 ) -> None:
     sets = ["persistence.enabled=false", f"backup.enabled={backup}", "backup.url=s3://snapshots/etcd"]
     secret = the(render("etcd", sets=[*sets, "s3.existingSecret=keys"]), "Secret")
@@ -63,14 +63,12 @@ def test_the_passwords_stay_after_an_uninstall_where_snapshots_stay(
         ("soft", "preferredDuringSchedulingIgnoredDuringExecution"),
     ],
 )
-def test_anti_affinity_keeps_members_on_different_nodes(
-    render: Callable[..., Render], mode: str, key: str
-) -> None:
+def test_anti_affinity_keeps_members_on_different_nodes(render: RenderChart, mode: str, key: str) -> None:
     spec = stateful_set(render("etcd", sets=["replicas=3", f"antiAffinity={mode}"]))
     assert key in spec["template"]["spec"]["affinity"]["podAntiAffinity"]
 
 
-def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: Callable[..., Render]) -> None:
+def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: RenderChart) -> None:
     def cost(*sets: str) -> object:
         found = render("etcd", sets=list(sets)).manifests
         config = next(item for item in found if "etcd.json" in item.get("data", {}))
@@ -81,7 +79,7 @@ def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: Callable
     assert cost("auth.enabled=false") is None
 
 
-def test_members_ask_for_users_unless_a_value_says_no(render: Callable[..., Render]) -> None:
+def test_members_ask_for_users_unless_a_value_says_no(render: RenderChart) -> None:
     def containers(*sets: str) -> list[str]:
         pod = stateful_set(render("etcd", sets=list(sets)))["template"]["spec"]
         return [container["name"] for container in pod["containers"]]
@@ -90,7 +88,7 @@ def test_members_ask_for_users_unless_a_value_says_no(render: Callable[..., Rend
     assert containers("auth.enabled=false") == ["etcd"]
 
 
-def test_a_member_is_ready_once_etcd_asks_for_the_users_of_the_secret(render: Callable[..., Render]) -> None:
+def test_a_member_is_ready_once_etcd_asks_for_the_users_of_the_secret(render: RenderChart) -> None:
     pod = stateful_set(render("etcd", sets=["auth.existingSecret=people"]))["template"]["spec"]
     users = pod["containers"][1]
     (port,) = users["ports"]
@@ -106,7 +104,7 @@ def manifest(rendered: Render, kind: str, name: str) -> Mapping[str, Any]:
 
 
 def test_with_a_server_certificate_only_clients_need_none(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     rendered = render("etcd", sets=["tls.serverSecret=server"], release="safe")
     config = json.loads(manifest(rendered, "ConfigMap", "safe")["data"]["etcd.json"])
@@ -116,7 +114,7 @@ def test_with_a_server_certificate_only_clients_need_none(
 
 
 def test_certificates_have_the_names_of_the_most_members_possible(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     rendered = render("etcd", files=["charts/etcd/ci/cert-manager-values.yaml"], release="safe")
     certificates = {item.name: item["spec"] for item in rendered.manifests if item.kind == "Certificate"}
@@ -128,7 +126,7 @@ def test_certificates_have_the_names_of_the_most_members_possible(
         assert "client auth" in certificates[f"safe-{use}-tls"]["usages"]
 
 
-def test_a_job_uses_the_tls_settings_of_its_own_etcd(render: Callable[..., Render]) -> None:
+def test_a_job_uses_the_tls_settings_of_its_own_etcd(render: RenderChart) -> None:
     tls = ["etcd.tls.serverSecret=server", "etcd.tls.clientSecret=client"]
     rendered = render("torch-elastic", sets=tls, release="job")
     for pod in (
@@ -142,7 +140,7 @@ def test_a_job_uses_the_tls_settings_of_its_own_etcd(render: Callable[..., Rende
         assert secrets == {"client"}
 
 
-def test_a_job_uses_tls_with_external_endpoints(render: Callable[..., Render]) -> None:
+def test_a_job_uses_tls_with_external_endpoints(render: RenderChart) -> None:
     own = ["etcd.enabled=false", "rendezvous.endpoints={etcd.training.svc:2379}"]
     rendered = render("torch-elastic", sets=[*own, "rendezvous.tls.existingSecret=ca"], release="job")
     pod = manifest(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
@@ -151,7 +149,7 @@ def test_a_job_uses_tls_with_external_endpoints(render: Callable[..., Render]) -
     assert "BIREME_ETCD_CERT" not in env
 
 
-def test_snapshots_are_saved_to_s3_and_restored_from_it(render: Callable[..., Render]) -> None:
+def test_snapshots_are_saved_to_s3_and_restored_from_it(render: RenderChart) -> None:
     restore = ["restore.enabled=true", "restore.url=s3://snapshots/etcd", "s3.existingSecret=keys"]
     rendered = render("etcd", files=["charts/etcd/ci/s3-values.yaml"], sets=restore, release="safe")
     job = manifest(rendered, "CronJob", "safe-backup")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
@@ -176,7 +174,7 @@ def test_snapshots_are_saved_to_s3_and_restored_from_it(render: Callable[..., Re
 
 
 def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     sets = ["restore.enabled=true", "restore.claimName=snapshots", "restore.subPath=prod"]
     member = manifest(render("etcd", sets=sets, release="safe"), "StatefulSet", "safe")["spec"]["template"][
@@ -202,7 +200,7 @@ def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
     ],
 )
 def test_an_old_etcd_is_probed_by_what_it_has(
-    render: Callable[..., Render], tag: str, live: dict[str, Any], ready: str
+    render: RenderChart, tag: str, live: dict[str, Any], ready: str
 ) -> None:
     spec = the(render("etcd", sets=[f"image.tag={tag}"]), "StatefulSet")["spec"]["template"]["spec"]
     (member,) = [each for each in spec["containers"] if each["name"] == "etcd"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from bireme.helm import Render, RenderError
-from tests.support.rendered import container_of, the
+from tests.support.rendered import RenderChart, container_of, the
 
 FILES = {"my_lib.py": "x = 1\n", "conf/net.yaml": "a: 1\n", "words.pickle": {"base64": "gAR9lC4="}}
 EACH_CHART = pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def pods(rendered: Render) -> list[Any]:
 
 @EACH_CHART
 def test_script_and_files_are_in_one_folder_in_which_each_pod_starts(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     rendered = render(chart, values={**own, "script": "import my_lib", "launch": {"files": FILES}})
     kept = the(
@@ -62,7 +61,7 @@ def test_script_and_files_are_in_one_folder_in_which_each_pod_starts(
 
 @EACH_CHART
 def test_a_file_that_changes_is_a_new_run_and_one_without_a_script_may_be_the_program(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     def volume(files: dict[str, str]) -> str:
         rendered = render(
@@ -80,7 +79,7 @@ def test_a_file_that_changes_is_a_new_run_and_one_without_a_script_may_be_the_pr
     assert volume({"main.py": "one"}) != volume({"main.py": "two"})
 
 
-def test_the_job_that_writes_paddles_data_has_the_workspace_too(render: Callable[..., Render]) -> None:
+def test_the_job_that_writes_paddles_data_has_the_workspace_too(render: RenderChart) -> None:
     prepare = {"enabled": True, "args": ["/bireme/script/prepare.py"]}
     values = {
         "launch": {"files": {"prepare.py": "import my_lib", **FILES}},
@@ -95,7 +94,7 @@ def test_the_job_that_writes_paddles_data_has_the_workspace_too(render: Callable
     assert "/bireme/script" in [each["mountPath"] for each in data["volumeMounts"]]
 
 
-def test_files_that_no_configmap_holds_are_refused(render: Callable[..., Render]) -> None:
+def test_files_that_no_configmap_holds_are_refused(render: RenderChart) -> None:
     with pytest.raises(RenderError) as refused:
         render("paddle", values={"script": "1", "launch": {"files": {"words.txt": "word " * 210_000}}})
     assert "files: they have 1025 KiB, and a ConfigMap holds 1024 KiB; put the large ones" in str(
@@ -104,6 +103,6 @@ def test_files_that_no_configmap_holds_are_refused(render: Callable[..., Render]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", ".hidden", "a//b", "with space"])
-def test_a_path_that_is_not_within_the_folder_is_refused(render: Callable[..., Render], path: str) -> None:
+def test_a_path_that_is_not_within_the_folder_is_refused(render: RenderChart, path: str) -> None:
     with pytest.raises(RenderError, match=f"files: {path} is not a path"):
         render("paddle", values={"script": "1", "launch": {"files": {path: "x"}}})

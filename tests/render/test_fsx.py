@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import yaml
 
 from bireme.core.paths import Paths
-from bireme.helm import Render
 from tests.support.fsx import DYNAMIC, STATIC
-from tests.support.rendered import the
+from tests.support.rendered import RenderChart, the
 
 
 def static(**more: Any) -> dict[str, Any]:
@@ -21,14 +19,14 @@ def dynamic(size: str = "1200Gi", **more: Any) -> dict[str, Any]:
     return DYNAMIC | {"size": size, "dynamic": DYNAMIC["dynamic"] | more}
 
 
-def test_the_imagenet_workloads_mount_its_claim(render: Callable[..., Render]) -> None:
+def test_the_imagenet_workloads_mount_its_claim(render: RenderChart) -> None:
     claim = the(render("fsx", values=DYNAMIC), "PersistentVolumeClaim")
     job = the(render("torch-elastic", instance="p4d.24xlarge", workload="imagenet-efa"), "Job")
     volumes = [dict(volume) for volume in job["spec"]["template"]["spec"]["volumes"]]
     assert claim.name in {volume.get("persistentVolumeClaim", {}).get("claimName") for volume in volumes}
 
 
-def test_a_dynamic_claim_has_its_own_storage_class(render: Callable[..., Render]) -> None:
+def test_a_dynamic_claim_has_its_own_storage_class(render: RenderChart) -> None:
     rendered = render("fsx", values=dynamic(), release="fsx", namespace="team")
     storage_class = the(rendered, "StorageClass")
     assert the(rendered, "PersistentVolumeClaim")["spec"]["storageClassName"] == storage_class.name
@@ -46,7 +44,7 @@ def test_a_dynamic_claim_has_its_own_storage_class(render: Callable[..., Render]
     }
 
 
-def test_volume_and_class_have_the_names_that_the_values_give(render: Callable[..., Render]) -> None:
+def test_volume_and_class_have_the_names_that_the_values_give(render: RenderChart) -> None:
     made = render("fsx", values=static() | {"persistentVolume": {"name": "fsx-pv"}})
     assert the(made, "PersistentVolume").name == "fsx-pv"
     assert the(made, "PersistentVolumeClaim")["spec"]["volumeName"] == "fsx-pv"
@@ -55,7 +53,7 @@ def test_volume_and_class_have_the_names_that_the_values_give(render: Callable[.
     assert the(made, "PersistentVolumeClaim")["spec"]["storageClassName"] == "fsx-sc"
 
 
-def test_backups_and_maintenance_start_when_the_values_say(render: Callable[..., Render]) -> None:
+def test_backups_and_maintenance_start_when_the_values_say(render: RenderChart) -> None:
     asked: dict[str, Any] = {
         "automaticBackupRetentionDays": 7,
         "dailyAutomaticBackupStartTime": "02:30",
@@ -69,7 +67,7 @@ def test_backups_and_maintenance_start_when_the_values_say(render: Callable[...,
     }
 
 
-def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> None:
+def test_a_bucket_is_imported_and_exported(render: RenderChart) -> None:
     parameters = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
     assert (parameters["s3ImportPath"], parameters["s3ExportPath"]) == (
         "s3://imagenet/ILSVRC",
@@ -80,7 +78,7 @@ def test_a_bucket_is_imported_and_exported(render: Callable[..., Render]) -> Non
 
 
 def test_the_owner_of_a_new_file_system_is_of_the_release_and_takes_its_registries(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     extra = yaml.safe_load((Paths.discover().values / "fsx-owner.yaml").read_text())
     values = STATIC | extra | {"claimName": "photos", "global": {"imageRegistry": "registry.example"}}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from bireme.helm import Render
 from tests.render.test_files import EACH_CHART, pods
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import RenderChart, container_of, environment_of, the
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GIT = {"url": "https://github.com/team/train.git", "ref": COMMIT, "path": "src/main.py"}
@@ -15,7 +13,7 @@ GIT = {"url": "https://github.com/team/train.git", "ref": COMMIT, "path": "src/m
 
 @EACH_CHART
 def test_each_pod_clones_the_commit_into_the_folder_in_which_it_starts(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     rendered = render(chart, values={**own, "launch": {**own.get("launch", {}), "git": GIT}})
     assert not [each.name for each in rendered.manifests if "-script-" in each.name]
@@ -33,7 +31,7 @@ def test_each_pod_clones_the_commit_into_the_folder_in_which_it_starts(
     assert f"'bireme/source': '{GIT['url']}@{COMMIT}'" in words
 
 
-def test_a_command_of_its_own_names_its_program_itself(render: Callable[..., Render]) -> None:
+def test_a_command_of_its_own_names_its_program_itself(render: RenderChart) -> None:
     for launch in ({"command": ["bash", "/bireme/script/run.sh"]}, {"launcher": "node"}):
         args = [] if "command" in launch else ["bash", "/bireme/script/run.sh"]
         rendered = render("torch-elastic", values={"args": args, "launch": {"git": GIT, **launch}})
@@ -42,7 +40,7 @@ def test_a_command_of_its_own_names_its_program_itself(render: Callable[..., Ren
         assert [*container["command"], *container.get("args", [])][-1] == "/bireme/script/run.sh"
 
 
-def test_the_job_that_writes_paddles_data_clones_too(render: Callable[..., Render]) -> None:
+def test_the_job_that_writes_paddles_data_clones_too(render: RenderChart) -> None:
     values = {"launch": {"git": GIT}, "data": {"prep": {"enabled": True, "args": ["prepare.py"]}}}
     pod = the(render("paddle", release="w2v", values=values), "Job", "w2v-data-r1")["spec"]["template"][
         "spec"
@@ -51,7 +49,7 @@ def test_the_job_that_writes_paddles_data_clones_too(render: Callable[..., Rende
     assert container_of(pod, "data")["workingDir"] == "/bireme/script"
 
 
-def test_the_image_that_clones_comes_from_the_registry_of_the_others(render: Callable[..., Render]) -> None:
+def test_the_image_that_clones_comes_from_the_registry_of_the_others(render: RenderChart) -> None:
     values = {"global": {"imageRegistry": "registry.example.com"}, "launch": {"git": GIT}}
     (pod,) = pods(render("torch-elastic", values=values))
     assert container_of(pod, "git")["image"].startswith("registry.example.com/alpine/git:")
@@ -59,7 +57,7 @@ def test_the_image_that_clones_comes_from_the_registry_of_the_others(render: Cal
 
 @EACH_CHART
 def test_a_clone_trusts_the_authority_of_a_proxy_that_opens_tls(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     """It is mounted in the container that clones, and a policy that closes egress lets it reach the proxy."""
     git = {**GIT, "proxy": "http://proxy.lan:3128", "caBundle": "site"}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from bireme.helm import Render
 from bireme.plan.instances import Instance
-from bireme.plan.topology import Plan
-from tests.support.rendered import the
+from tests.support.rendered import PlanChart, RenderChart, the
 
 CHART = "gpu-metrics"
 CLOUDWATCH = ["cloudwatch.region=us-west-2", "global.imageRegistries.bireme=registry.example.com"]
@@ -35,7 +34,7 @@ def configuration(rendered: Render) -> dict[str, Any]:
 
 @pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
 def test_it_runs_on_nodes_of_types_with_nvidia_gpus(
-    plan: Callable[..., Plan], instances: Mapping[str, Instance], sets: list[str]
+    plan: PlanChart, instances: Mapping[str, Instance], sets: list[str]
 ) -> None:
     (agent,) = plan(CHART, sets=sets).workloads
     gpus = {each.type for each in instances.values() if each.accelerator.resource == "nvidia.com/gpu"}
@@ -45,7 +44,7 @@ def test_it_runs_on_nodes_of_types_with_nvidia_gpus(
 
 
 @pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
-def test_it_sees_all_gpus_and_requests_none(render: Callable[..., Render], sets: list[str]) -> None:
+def test_it_sees_all_gpus_and_requests_none(render: RenderChart, sets: list[str]) -> None:
     (agent,) = pod(render(CHART, sets=sets))["containers"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in [dict(each) for each in agent["env"]]
     assert not [name for side in agent["resources"].values() for name in side if "nvidia" in name]
@@ -53,7 +52,7 @@ def test_it_sees_all_gpus_and_requests_none(render: Callable[..., Render], sets:
 
 @pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
 def test_nodes_whose_labels_tell_of_nvidia_gpus_need_no_known_type(
-    render: Callable[..., Render], sets: list[str]
+    render: RenderChart, sets: list[str]
 ) -> None:
     required = pod(render(CHART, sets=sets))["affinity"]["nodeAffinity"]
     terms = required["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -70,7 +69,7 @@ def test_nodes_whose_labels_tell_of_nvidia_gpus_need_no_known_type(
 
 @pytest.mark.parametrize("sets", [CLOUDWATCH, DCGM])
 def test_a_runtime_that_ignores_the_variable_gives_gpus_by_a_mount(
-    render: Callable[..., Render], sets: list[str]
+    render: RenderChart, sets: list[str]
 ) -> None:
     """Bottlerocket, and so EKS Auto Mode, trusts the variable in privileged containers only."""
     spec = pod(render(CHART, sets=sets))
@@ -84,14 +83,14 @@ def test_a_runtime_that_ignores_the_variable_gives_gpus_by_a_mount(
 
 
 def test_the_instance_metadata_answer_the_agent_with_a_hop_limit_of_one(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     spec = pod(render(CHART, sets=CLOUDWATCH))
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert "hostNetwork" not in pod(render(CHART, sets=[*CLOUDWATCH, "cloudwatch.hostNetwork=false"]))
 
 
-def test_the_configuration_of_the_cloudwatch_agent(render: Callable[..., Render]) -> None:
+def test_the_configuration_of_the_cloudwatch_agent(render: RenderChart) -> None:
     """The agent's JSON schema accepts this document: aws/amazon-cloudwatch-agent, schema.json at ab55b8d.
 
     That was tried by hand, because the Go proxy has no version of the module.
@@ -129,7 +128,7 @@ def test_the_configuration_of_the_cloudwatch_agent(render: Callable[..., Render]
 
 
 def test_without_container_insights_it_needs_no_folder_of_the_node_and_no_api(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     rendered = render(CHART, sets=CLOUDWATCH)
     assert "logs" not in configuration(rendered)
@@ -138,7 +137,7 @@ def test_without_container_insights_it_needs_no_folder_of_the_node_and_no_api(
     assert not {"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"} & kinds(rendered)
 
 
-def test_container_insights_has_only_read_permissions(render: Callable[..., Render]) -> None:
+def test_container_insights_has_only_read_permissions(render: RenderChart) -> None:
     rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
     assert "endpointslices" in {
         each for rule in the(rendered, "ClusterRole")["rules"] for each in rule["resources"]
@@ -152,14 +151,14 @@ def test_container_insights_has_only_read_permissions(render: Callable[..., Rend
     assert {mount["name"] for mount in agent["volumeMounts"] if mount.get("readOnly")} >= hosts - {"all-gpus"}
 
 
-def test_an_iam_role_is_an_annotation_of_the_service_account(render: Callable[..., Render]) -> None:
+def test_an_iam_role_is_an_annotation_of_the_service_account(render: RenderChart) -> None:
     rendered = render(CHART, files=["charts/gpu-metrics/ci/cloudwatch-values.yaml"])
     account = the(rendered, "ServiceAccount")
     assert "eks.amazonaws.com/role-arn" in account.annotations
     assert pod(rendered)["serviceAccountName"] == account.name
 
 
-def test_a_change_of_the_configuration_replaces_the_pods(render: Callable[..., Render]) -> None:
+def test_a_change_of_the_configuration_replaces_the_pods(render: RenderChart) -> None:
     annotations = [
         the(render(CHART, sets=[*CLOUDWATCH, f"cloudwatch.intervalSeconds={seconds}"]), "DaemonSet")["spec"][
             "template"
@@ -169,14 +168,14 @@ def test_a_change_of_the_configuration_replaces_the_pods(render: Callable[..., R
     assert annotations[0] != annotations[1]
 
 
-def test_each_agent_renders_only_its_own_objects(render: Callable[..., Render]) -> None:
+def test_each_agent_renders_only_its_own_objects(render: RenderChart) -> None:
     cloudwatch, dcgm = (render(CHART, sets=sets) for sets in (CLOUDWATCH, DCGM))
     assert kinds(cloudwatch) == {"ServiceAccount", "ConfigMap", "DaemonSet", "Pod"}
     assert kinds(dcgm) == {"ServiceAccount", "ConfigMap", "DaemonSet", "Service", "Pod"}
     assert the(cloudwatch, "DaemonSet").name != the(dcgm, "DaemonSet").name, "a selector cannot change"
 
 
-def test_a_service_monitor_on_request_selects_the_service(render: Callable[..., Render]) -> None:
+def test_a_service_monitor_on_request_selects_the_service(render: RenderChart) -> None:
     assert "ServiceMonitor" not in kinds(render(CHART, sets=DCGM))
     rendered = render(CHART, sets=[*DCGM, "dcgm.serviceMonitor.enabled=true"])
     wanted = dict(the(rendered, "ServiceMonitor")["spec"]["selector"]["matchLabels"])
@@ -185,7 +184,7 @@ def test_a_service_monitor_on_request_selects_the_service(render: Callable[..., 
     assert [port["name"] for port in service["spec"]["ports"]] == ["metrics"]
 
 
-def test_only_profiling_needs_a_capability(render: Callable[..., Render]) -> None:
+def test_only_profiling_needs_a_capability(render: RenderChart) -> None:
     for profiling, added in (("false", []), ("true", ["SYS_ADMIN"])):
         rendered = render(CHART, sets=[*DCGM, f"dcgm.profiling={profiling}"])
         (exporter,) = pod(rendered)["containers"]
@@ -194,14 +193,14 @@ def test_only_profiling_needs_a_capability(render: Callable[..., Render]) -> Non
         assert ("DCGM_FI_PROF_" in counters) == bool(added)
 
 
-def test_every_counter_has_a_field_a_type_and_a_help_text(render: Callable[..., Render]) -> None:
+def test_every_counter_has_a_field_a_type_and_a_help_text(render: RenderChart) -> None:
     rendered = render(CHART, files=["charts/gpu-metrics/ci/dcgm-values.yaml"])
     lines = the(rendered, "ConfigMap", "-dcgm")["data"]["counters.csv"].splitlines()
     assert len(lines) > 15
     assert not [line for line in lines if not re.fullmatch(r"DCGM_FI_\w+, (gauge|counter), [^,]+", line)]
 
 
-def test_the_dashboard_shows_what_is_measured_by_default(render: Callable[..., Render]) -> None:
+def test_the_dashboard_shows_what_is_measured_by_default(render: RenderChart) -> None:
     rendered = render(CHART, sets=DCGM)
     dashboard = json.loads(the(rendered, "ConfigMap", "-dashboard")["data"]["bireme-gpus.json"])
     shown = set(re.findall(r"DCGM_\w+", json.dumps(dashboard)))
@@ -210,13 +209,13 @@ def test_the_dashboard_shows_what_is_measured_by_default(render: Callable[..., R
     assert {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"} <= shown
 
 
-def test_dcgm_measures_several_times_a_second_on_request(render: Callable[..., Render]) -> None:
+def test_dcgm_measures_several_times_a_second_on_request(render: RenderChart) -> None:
     rendered = render("gpu-metrics", values={"agent": "dcgm", "dcgm": {"intervalSeconds": 0.25}})
     (exporter,) = the(rendered, "DaemonSet")["spec"]["template"]["spec"]["containers"]
     assert {each["name"]: each.get("value") for each in exporter["env"]}["DCGM_EXPORTER_INTERVAL"] == "250"
 
 
-def test_the_service_of_dcgm_has_the_name_that_others_look_for(render: Callable[..., Render]) -> None:
+def test_the_service_of_dcgm_has_the_name_that_others_look_for(render: RenderChart) -> None:
     name = "nvidia-dcgm-exporter"
     rendered = render("gpu-metrics", values={"agent": "dcgm", "dcgm": {"service": {"name": name}}})
     assert the(rendered, "Service").name == name
@@ -224,7 +223,7 @@ def test_the_service_of_dcgm_has_the_name_that_others_look_for(render: Callable[
     assert f"http://{name}." in str(test["spec"])
 
 
-def test_an_agent_runs_on_all_nodes_on_request(render: Callable[..., Render]) -> None:
+def test_an_agent_runs_on_all_nodes_on_request(render: RenderChart) -> None:
     labels = {"kubernetes.io/os": "linux"}
     values = {"cloudwatch": {"region": "us-west-2", "image": {"registry": "r"}}, "nodeLabels": labels}
     pod = the(render("gpu-metrics", values=values), "DaemonSet")["spec"]["template"]["spec"]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from bireme.clusters.nodes import parse_nodes
 from bireme.core.errors import BiremeError
-from bireme.helm import Render
 from bireme.plan.instances import Instance, admits
-from bireme.plan.topology import Plan, fit
+from bireme.plan.topology import fit
 from bireme.provision.groups import Fleet
 from tests.support.instance_types import OWN_IMAGE
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, the
 
 VALUES = {
     "instance": {"type": "ml.p5.48xlarge"},
@@ -24,7 +23,7 @@ VALUES = {
 }
 
 
-def test_a_type_of_hyperpod_has_the_facts_of_ec2s(render: Callable[..., Render]) -> None:
+def test_a_type_of_hyperpod_has_the_facts_of_ec2s(render: RenderChart) -> None:
     rendered = render("torch-elastic", values=VALUES)
     job = the(rendered, "Job").thaw()
     pod = job["spec"]["template"]["spec"]
@@ -43,9 +42,7 @@ def test_a_type_of_hyperpod_has_the_facts_of_ec2s(render: Callable[..., Render])
     assert job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high-priority"
 
 
-def test_a_plan_counts_the_nodes_of_hyperpod(
-    plan: Callable[..., Plan], instances: Mapping[str, Instance]
-) -> None:
+def test_a_plan_counts_the_nodes_of_hyperpod(plan: PlanChart, instances: Mapping[str, Instance]) -> None:
     planned = plan("torch-elastic", values=VALUES)
     assert planned.totals.nodes == {"ml.p5.48xlarge": 2}
     assert not fit(planned.pods, parse_nodes("ml.p5.48xlarge=2", instances), instances)
@@ -74,7 +71,7 @@ def test_the_types_of_hyperpod_are_not_listed_beside_ec2s(instances: Mapping[str
     ids=["one-thread", "two-threads", "vcpu", "arm"],
 )
 def test_workers_ask_for_the_vcpu_that_nodes_without_threads_have(
-    render: Callable[..., Render], instance: Mapping[str, Any], cpu: str
+    render: RenderChart, instance: Mapping[str, Any], cpu: str
 ) -> None:
     rendered = render("torch-elastic", values=VALUES | {"instance": instance}, sets=OWN_IMAGE)
     trainer = container_of(the(rendered, "Job").thaw()["spec"]["template"]["spec"], "trainer")
@@ -84,7 +81,7 @@ def test_workers_ask_for_the_vcpu_that_nodes_without_threads_have(
 @pytest.mark.parametrize(
     ("chart", "setting"), [("gpu-metrics", "agent=dcgm"), ("efa-device-plugin", "region=us-west-2")]
 )
-def test_agents_run_on_nodes_of_hyperpod(render: Callable[..., Render], chart: str, setting: str) -> None:
+def test_agents_run_on_nodes_of_hyperpod(render: RenderChart, chart: str, setting: str) -> None:
     rendered = render(chart, sets=[setting])
     pod = the(rendered, "DaemonSet").thaw()["spec"]["template"]["spec"]
     linux, windows = ({"kubernetes.io/os": each} for each in ("linux", "windows"))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from bireme.helm import Render, Renderer
+from bireme.helm import Renderer
 from bireme.testing.charts import RequestFor
 from tests.render.cases import CASES, Case, Matrix
-from tests.support.rendered import the
+from tests.support.rendered import RenderChart, the
 
 POLICY = "networkPolicy.enabled=true"
 # The values with which each chart renders as many kinds of pods as it has.
@@ -101,7 +101,7 @@ def test_pods_pass_the_restricted_pod_security_standard(matrix: Matrix, case: Ca
     ],
 )
 def test_values_change_the_resources_of_helpers(
-    render: Callable[..., Render], chart: str, files: list[str], sets: list[str], containers: set[str]
+    render: RenderChart, chart: str, files: list[str], sets: list[str], containers: set[str]
 ) -> None:
     rendered = render(chart, files=files, sets=sets)
     changed = {
@@ -115,9 +115,7 @@ def test_values_change_the_resources_of_helpers(
 
 
 @pytest.mark.parametrize(("chart", "name"), [(chart, name) for chart in GUARDED for name in GUARDED[chart]])
-def test_one_policy_is_for_every_pod_of_the_release(
-    render: Callable[..., Render], chart: str, name: str
-) -> None:
+def test_one_policy_is_for_every_pod_of_the_release(render: RenderChart, chart: str, name: str) -> None:
     """Also for its etcd, for hooks and for `helm test`: without it none of them gets anywhere."""
     rendered = render(chart, files=[f"charts/{chart}/ci/{name}-values.yaml"], sets=[POLICY], release="a")
     spec = the(rendered, "NetworkPolicy")["spec"]
@@ -134,7 +132,7 @@ def test_one_policy_is_for_every_pod_of_the_release(
 
 @pytest.mark.parametrize("chart", GUARDED)
 def test_what_reaches_jobs_and_etcd_is_closed_unasked_and_nothing_else(
-    render: Callable[..., Render], chart: str
+    render: RenderChart, chart: str
 ) -> None:
     rendered = render(chart, files=[f"charts/{chart}/ci/{GUARDED[chart][0]}-values.yaml"])
     closed = [
@@ -152,7 +150,7 @@ def test_what_reaches_jobs_and_etcd_is_closed_unasked_and_nothing_else(
     ],
 )
 def test_status_and_metrics_of_a_job_are_open_until_values_name_who_may_see_them(
-    render: Callable[..., Render], chart: str, sets: list[str], ports: list[int]
+    render: RenderChart, chart: str, sets: list[str], ports: list[int]
 ) -> None:
     """The API server, Prometheus and the autoscaler ask there. No rule can name the first."""
 
@@ -174,7 +172,7 @@ def test_status_and_metrics_of_a_job_are_open_until_values_name_who_may_see_them
     ],
 )
 def test_pods_in_the_network_of_their_node_reach_the_other_pods_of_the_job(
-    render: Callable[..., Render], chart: str, sets: list[str]
+    render: RenderChart, chart: str, sets: list[str]
 ) -> None:
     """Its etcd, for example: they come with the address of the node, which no selector names."""
     assert {} in the(render(chart, sets=sets), "NetworkPolicy")["spec"]["ingress"]
@@ -206,7 +204,7 @@ def test_pods_in_the_network_of_their_node_reach_the_other_pods_of_the_job(
     ],
 )
 def test_what_the_values_name_is_reached(
-    render: Callable[..., Render], chart: str, files: list[str], sets: list[str], ports: set[int]
+    render: RenderChart, chart: str, files: list[str], sets: list[str], ports: set[int]
 ) -> None:
     spec = the(render(chart, files=files, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]
     assert {port["port"] for rule in spec["egress"][2:] for port in rule["ports"]} == ports
@@ -221,14 +219,14 @@ def test_what_the_values_name_is_reached(
     ],
 )
 def test_prometheus_reaches_metrics_from_anywhere(
-    render: Callable[..., Render], chart: str, sets: list[str], ports: list[int]
+    render: RenderChart, chart: str, sets: list[str], ports: list[int]
 ) -> None:
     rules = the(render(chart, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]["ingress"][1:]
     assert [port["port"] for rule in rules for port in rule["ports"]] == ports
     assert not [rule for rule in rules if "from" in rule]
 
 
-def test_pods_of_the_namespace_reach_an_etcd_of_its_own(render: Callable[..., Render]) -> None:
+def test_pods_of_the_namespace_reach_an_etcd_of_its_own(render: RenderChart) -> None:
     rule = the(render("etcd", sets=[POLICY]), "NetworkPolicy")["spec"]["ingress"][1]
     assert [dict(each) for each in rule["from"]] == [{"podSelector": {}}]
     assert [port["port"] for port in rule["ports"]] == [2379]
@@ -251,7 +249,7 @@ BALANCED = [
 
 
 @BOARDS
-def test_tensorboard_is_placed_by_values_of_its_own(render: Callable[..., Render], chart: str) -> None:
+def test_tensorboard_is_placed_by_values_of_its_own(render: RenderChart, chart: str) -> None:
     sets = [
         *BOARD,
         "monitoring.tensorboard.nodeSelector.pool=cpu",
@@ -263,9 +261,7 @@ def test_tensorboard_is_placed_by_values_of_its_own(render: Callable[..., Render
 
 
 @BOARDS
-def test_tensorboard_is_reached_from_named_networks_on_request(
-    render: Callable[..., Render], chart: str
-) -> None:
+def test_tensorboard_is_reached_from_named_networks_on_request(render: RenderChart, chart: str) -> None:
     def service(sets: list[str]) -> Mapping[str, Any]:
         return the(render(chart, sets=sets), "Service", "-tensorboard").thaw()
 
@@ -279,7 +275,7 @@ def test_tensorboard_is_reached_from_named_networks_on_request(
 
 
 @BOARDS
-def test_a_policy_lets_the_load_balancer_reach_tensorboard(render: Callable[..., Render], chart: str) -> None:
+def test_a_policy_lets_the_load_balancer_reach_tensorboard(render: RenderChart, chart: str) -> None:
     def ports(sets: list[str]) -> list[int]:
         rules = the(render(chart, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]["ingress"][1:]
         return [port["port"] for rule in rules for port in rule["ports"]]

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import pytest
 import yaml
 
 from bireme.helm import Render
-from bireme.plan.topology import Plan
 from tests.render.cases import ROOT
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, the
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 BOTH = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
@@ -46,7 +45,7 @@ def environment(rendered: Render, role: str = "worker") -> dict[str, str]:
     [("p3.16xlarge", 8, 0), ("p3dn.24xlarge", 8, 1), ("p4d.24xlarge", 8, 4)],
 )
 def test_maskrcnn_uses_whole_nodes_with_all_efa_interfaces(
-    plan: Callable[..., Plan], orchestrator: str, instance: str, accelerators: int, efa: int
+    plan: PlanChart, orchestrator: str, instance: str, accelerators: int, efa: int
 ) -> None:
     sets = [f"mpi.orchestrator={orchestrator}", "workers=4", "mpi.np=32"]
     planned = plan("mpi-training", instance=instance, workload="maskrcnn", sets=sets, release="maskrcnn")
@@ -59,9 +58,7 @@ def test_maskrcnn_uses_whole_nodes_with_all_efa_interfaces(
 
 
 @BOTH
-def test_ranks_find_their_dispatcher_and_it_its_etcd(
-    render: Callable[..., Render], orchestrator: str
-) -> None:
+def test_ranks_find_their_dispatcher_and_it_its_etcd(render: RenderChart, orchestrator: str) -> None:
     sets = [f"mpi.orchestrator={orchestrator}"]
     files = ["charts/mpi-training/ci/dispatcher-values.yaml"]
     rendered = render("mpi-training", files=files, sets=sets, release="job", namespace="team")
@@ -75,7 +72,7 @@ def test_ranks_find_their_dispatcher_and_it_its_etcd(
         assert orchestrator == "Job" or variables["BIREME_DISPATCHER_DATASET"] == "job-r1"
 
 
-def test_a_dispatcher_may_use_another_etcd(render: Callable[..., Render]) -> None:
+def test_a_dispatcher_may_use_another_etcd(render: RenderChart) -> None:
     sets = [
         "data.dispatcher.enabled=true",
         "data.dispatcher.etcd.endpoints={etcd.db.svc:2380}",
@@ -89,7 +86,7 @@ def test_a_dispatcher_may_use_another_etcd(render: Callable[..., Render]) -> Non
 
 
 @BOTH
-def test_every_pod_has_the_same_world(render: Callable[..., Render], orchestrator: str) -> None:
+def test_every_pod_has_the_same_world(render: RenderChart, orchestrator: str) -> None:
     sets = [f"mpi.orchestrator={orchestrator}", "workers=3", "mpi.mpirunArgs={--report-bindings}"]
     rendered = render("mpi-training", sets=sets, release="train", **P4D)
     hosts = {"Job": "train-r1-{}.train", "MPIJob": "train-r1-worker-{}.train-r1"}[orchestrator]
@@ -100,7 +97,7 @@ def test_every_pod_has_the_same_world(render: Callable[..., Render], orchestrato
         assert json.loads(variables["BIREME_MPI_ARGUMENTS"]) == ["--report-bindings"]
 
 
-def test_index_0_launches_and_ends_the_job(render: Callable[..., Render]) -> None:
+def test_index_0_launches_and_ends_the_job(render: RenderChart) -> None:
     rendered = render("mpi-training", sets=["workers=3", "recovery.backoffLimit=2"])
     spec = the(rendered, "Job").thaw()["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
@@ -115,7 +112,7 @@ ELASTIC = ["elastic.minWorkers=2", "elastic.maxWorkers=4", "workers=3", "args={p
 
 
 def test_an_elastic_job_has_one_template_for_any_number_of_workers(
-    render: Callable[..., Render], plan: Callable[..., Plan]
+    render: RenderChart, plan: PlanChart
 ) -> None:
     rendered = render("mpi-training", sets=[*ELASTIC, "mpi.slots=2", "recovery.backoffLimit=5"])
     variables, spec = environment(rendered), the(rendered, "Job")["spec"]
@@ -130,7 +127,7 @@ def test_an_elastic_job_has_one_template_for_any_number_of_workers(
 
 @pytest.mark.parametrize(("change", "is_in_place"), [("workers=4", True), ("elastic.maxWorkers=5", False)])
 def test_the_workers_of_an_elastic_job_change_in_place_and_their_limits_do_not(
-    render: Callable[..., Render], change: str, is_in_place: bool
+    render: RenderChart, change: str, is_in_place: bool
 ) -> None:
     before, after = (
         the(render("mpi-training", sets=[*ELASTIC, *sets]), "Job").annotations["bireme/immutable"]
@@ -139,13 +136,13 @@ def test_the_workers_of_an_elastic_job_change_in_place_and_their_limits_do_not(
     assert (before == after) is is_in_place
 
 
-def test_the_check_of_an_elastic_job_looks_for_horovod(render: Callable[..., Render]) -> None:
+def test_the_check_of_an_elastic_job_looks_for_horovod(render: RenderChart) -> None:
     (check,) = [item for item in render("mpi-training", sets=ELASTIC).manifests if item.is_hook]
     variables = environment_of(check["spec"]["containers"][0])
     assert (variables["BIREME_MPI_ROLE"], variables["BIREME_MPI_LEAST"]) == ("check", "2")
 
 
-def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Callable[..., Render]) -> None:
+def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: RenderChart) -> None:
     sets = [
         "mpi.orchestrator=MPIJob",
         "job.activeDeadlineSeconds=60",
@@ -170,7 +167,7 @@ def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: Ca
 
 
 @BOTH
-def test_a_kueue_queue_and_suspension(render: Callable[..., Render], orchestrator: str) -> None:
+def test_a_kueue_queue_and_suspension(render: RenderChart, orchestrator: str) -> None:
     sets = [f"mpi.orchestrator={orchestrator}"]
     job = the(render("mpi-training", sets=[*sets, "queue.name=training"]), orchestrator)
     assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
@@ -178,7 +175,7 @@ def test_a_kueue_queue_and_suspension(render: Callable[..., Render], orchestrato
     assert "suspend" not in policy
 
 
-def test_root_has_only_the_capabilities_that_sshd_needs(render: Callable[..., Render]) -> None:
+def test_root_has_only_the_capabilities_that_sshd_needs(render: RenderChart) -> None:
     rendered = render("mpi-training", files=["values/mpi-as-root.yaml"])
     capabilities = container(rendered)["securityContext"]["capabilities"]
     assert pods(rendered)["worker"]["spec"]["securityContext"]["runAsUser"] == 0
@@ -189,7 +186,7 @@ def test_root_has_only_the_capabilities_that_sshd_needs(render: Callable[..., Re
 
 
 def test_a_null_takes_a_key_of_the_workers_security_context_from_the_launcher(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     own = {"privileged": None, "allowPrivilegeEscalation": None, "capabilities": {"drop": None}}
     mpi = {"orchestrator": "MPIJob", "launcher": {"securityContext": own}}
@@ -200,7 +197,7 @@ def test_a_null_takes_a_key_of_the_workers_security_context_from_the_launcher(
     assert launcher == {"readOnlyRootFilesystem": False, "capabilities": {}}
 
 
-def test_an_existing_secret_with_an_ssh_key_is_mounted(render: Callable[..., Render]) -> None:
+def test_an_existing_secret_with_an_ssh_key_is_mounted(render: RenderChart) -> None:
     rendered = render("mpi-training", sets=["mpi.ssh.existingSecret=mine"])
     assert not [item for item in rendered.manifests if item.kind == "Secret"]
     volumes = {volume["name"]: volume for volume in pods(rendered)["worker"]["spec"]["volumes"]}
@@ -229,7 +226,7 @@ def test_an_existing_secret_with_an_ssh_key_is_mounted(render: Callable[..., Ren
     ],
 )
 def test_the_program_and_arguments_of_the_ranks(
-    render: Callable[..., Render], sets: list[str], command: str, args: str
+    render: RenderChart, sets: list[str], command: str, args: str
 ) -> None:
     rendered = render("mpi-training", sets=sets)
     assert " ".join(container(rendered)["command"]) == f"python3 {command}"
@@ -239,7 +236,7 @@ def test_the_program_and_arguments_of_the_ranks(
 @BOTH
 @pytest.mark.parametrize("sets", [["workers=3"], ["args={a.py}"], ["env.A=1"], ["launch.waitSeconds=5"]])
 def test_a_change_of_the_run_changes_the_immutable_digests(
-    render: Callable[..., Render], orchestrator: str, sets: list[str]
+    render: RenderChart, orchestrator: str, sets: list[str]
 ) -> None:
     job = [f"mpi.orchestrator={orchestrator}"]
     before, after = (
@@ -250,9 +247,7 @@ def test_a_change_of_the_run_changes_the_immutable_digests(
 
 
 @BOTH
-def test_suspend_ttl_deadline_and_backoff_change_in_place(
-    render: Callable[..., Render], orchestrator: str
-) -> None:
+def test_suspend_ttl_deadline_and_backoff_change_in_place(render: RenderChart, orchestrator: str) -> None:
     job = [f"mpi.orchestrator={orchestrator}"]
     in_place = [
         "job.suspend=true",
@@ -267,25 +262,23 @@ def test_suspend_ttl_deadline_and_backoff_change_in_place(
     assert before == after
 
 
-def test_the_time_for_the_probe_is_a_value(render: Callable[..., Render]) -> None:
+def test_the_time_for_the_probe_is_a_value(render: RenderChart) -> None:
     assert environment(render("mpi-training", sets=["mpi.probeSeconds=900"]))["BIREME_PROBE_SECONDS"] == "900"
 
 
-def test_one_rank_may_drive_all_devices_of_its_node(render: Callable[..., Render]) -> None:
+def test_one_rank_may_drive_all_devices_of_its_node(render: RenderChart) -> None:
     rendered = render("mpi-training", sets=["mpi.slots=1", "workers=2", "mpi.np=2"], **P4D)
     assert container(rendered)["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert environment(rendered)["BIREME_MPI_SLOTS"] == "1"
 
 
-def test_a_python_path_of_the_values_is_appended(render: Callable[..., Render]) -> None:
+def test_a_python_path_of_the_values_is_appended(render: RenderChart) -> None:
     rendered = render("mpi-training", sets=["env.PYTHONPATH=/app"])
     assert environment(rendered)["PYTHONPATH"] == "/bireme/runtime:/app"
 
 
 @pytest.mark.parametrize("workload", ["maskrcnn-tensorpack", "maskrcnn-optimized"])
-def test_the_tensorflow_workloads_need_an_image_of_the_user(
-    render: Callable[..., Render], workload: str
-) -> None:
+def test_the_tensorflow_workloads_need_an_image_of_the_user(render: RenderChart, workload: str) -> None:
     sets = ["image.repository=team/model", "image.tag=v1"]
     rendered = render("mpi-training", instance="p3.16xlarge", workload=workload, sets=sets, release="night")
     assert container(rendered)["image"] == "team/model:v1"
@@ -303,7 +296,7 @@ def test_the_tensorflow_workloads_need_an_image_of_the_user(
     ("rank", "endpoint"), [("1", "night-r1-0.night:7165"), ("2", "night-r1-1.night:7164")]
 )
 def test_ranks_of_mpirun_are_the_trainers_of_paddle(
-    render: Callable[..., Render], tmp_path: Path, rank: str, endpoint: str
+    render: RenderChart, tmp_path: Path, rank: str, endpoint: str
 ) -> None:
     """The shell of the values file runs, as mpirun starts it, with a python3 that shows what it is given."""
     sets = ["image.repository=team/paddle", "image.tag=v1", "workers=2", "mpi.slots=2"]
@@ -334,14 +327,14 @@ def test_ranks_of_mpirun_are_the_trainers_of_paddle(
 @BOTH
 @pytest.mark.parametrize(("sets", "efa"), [([], "4"), (["efa=1"], "1"), (["efa=0"], None)])
 def test_nccl_tests_use_the_given_number_of_efa_interfaces(
-    render: Callable[..., Render], orchestrator: str, sets: list[str], efa: str | None
+    render: RenderChart, orchestrator: str, sets: list[str], efa: str | None
 ) -> None:
     sets = [f"mpi.orchestrator={orchestrator}", *sets]
     rendered = render("mpi-training", workload="nccl-tests", sets=sets, **P4D)
     assert container(rendered)["resources"]["limits"].get("vpc.amazonaws.com/efa") == efa
 
 
-def test_with_a_web_hook_each_pod_of_a_job_knows_its_last_start(render: Callable[..., Render]) -> None:
+def test_with_a_web_hook_each_pod_of_a_job_knows_its_last_start(render: RenderChart) -> None:
     hook = ["monitoring.webhook.existingSecret=hook", "recovery.backoffLimit=2"]
     spec = the(render("mpi-training", sets=hook), "Job")["spec"]
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 0)

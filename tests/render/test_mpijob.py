@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import generate
@@ -12,8 +12,8 @@ from bireme.core.paths import Paths
 from bireme.helm import Render
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
+from tests.support.rendered import RenderChart
 
-RenderFixture = Callable[..., Render]
 KEEP = "helm.sh/resource-policy"
 
 
@@ -47,14 +47,14 @@ def test_the_crd_is_generated_from_the_types_of_the_pinned_operator(
     )
 
 
-def test_chart_image_and_tool_have_the_same_version(render: RenderFixture, toolbox: Toolbox) -> None:
+def test_chart_image_and_tool_have_the_same_version(render: RenderChart, toolbox: Toolbox) -> None:
     version = toolbox.pin("mpi-operator").version
     (container,) = operator(render("mpijob"))["containers"]
     assert container["image"] == f"docker.io/mpioperator/mpi-operator:{version}"
     assert kinds(render("mpijob"), "Deployment")[0].labels["app.kubernetes.io/version"] == version
 
 
-def test_the_crd_is_kept_by_default_and_left_out_on_request(render: RenderFixture) -> None:
+def test_the_crd_is_kept_by_default_and_left_out_on_request(render: RenderChart) -> None:
     (crd,) = kinds(render("mpijob"), "CustomResourceDefinition")
     assert crd.annotations[KEEP] == "keep"
     assert [version["name"] for version in crd["spec"]["versions"]] == ["v2beta1"]
@@ -63,14 +63,14 @@ def test_the_crd_is_kept_by_default_and_left_out_on_request(render: RenderFixtur
     assert kinds(render("mpijob", sets=["crds.enabled=false"]), "CustomResourceDefinition") == []
 
 
-def test_the_throttles_that_make_large_jobs_slow_are_raised(render: RenderFixture) -> None:
+def test_the_throttles_that_make_large_jobs_slow_are_raised(render: RenderChart) -> None:
     (container,) = operator(render("mpijob"))["containers"]
     given = dict(argument.lstrip("-").split("=") for argument in container["args"])
     upstream = {"kube-api-qps": 5, "kube-api-burst": 10, "controller-queue-rate-limit": 10, "threadiness": 2}
     assert {name for name, slow in upstream.items() if int(given[name]) <= slow} == set()
 
 
-def test_values_become_arguments(render: RenderFixture) -> None:
+def test_values_become_arguments(render: RenderChart) -> None:
     sets = ["watchNamespace=team", "gangScheduler=volcano", "clusterDomain=corp", "metrics.enabled=false"]
     (container,) = operator(render("mpijob", sets=[*sets, "client.qps=7"], namespace="ops"))["containers"]
     wanted = {
@@ -85,7 +85,7 @@ def test_values_become_arguments(render: RenderFixture) -> None:
     assert [port["name"] for port in container["ports"]] == ["health"]
 
 
-def test_with_one_namespace_only_priority_classes_are_read_elsewhere(render: RenderFixture) -> None:
+def test_with_one_namespace_only_priority_classes_are_read_elsewhere(render: RenderChart) -> None:
     rendered = render("mpijob", sets=["watchNamespace=team"], namespace="ops", release="mpi")
     assert rights(rendered, "ClusterRole", "ops:mpi") == {
         ("priorityclasses", "list"),
@@ -105,7 +105,7 @@ def test_with_one_namespace_only_priority_classes_are_read_elsewhere(render: Ren
     }
 
 
-def test_only_a_gang_scheduler_adds_permissions_for_pod_groups(render: RenderFixture) -> None:
+def test_only_a_gang_scheduler_adds_permissions_for_pod_groups(render: RenderChart) -> None:
     def groups(*sets: str) -> set[str]:
         role = next(
             item
@@ -119,20 +119,20 @@ def test_only_a_gang_scheduler_adds_permissions_for_pod_groups(render: RenderFix
     assert groups("gangScheduler=scheduler-plugins-scheduler") == {"scheduling.x-k8s.io"}
 
 
-def test_editors_of_a_namespace_can_edit_its_mpi_jobs_by_default(render: RenderFixture) -> None:
+def test_editors_of_a_namespace_can_edit_its_mpi_jobs_by_default(render: RenderChart) -> None:
     names = {role.name for role in kinds(render("mpijob", release="m"), "ClusterRole")}
     assert names == {"default:m", "default:m-edit", "default:m-view"}
     left = kinds(render("mpijob", sets=["rbac.aggregate=false"], release="m"), "ClusterRole")
     assert [role.name for role in left] == ["default:m"]
 
 
-def test_a_disruption_budget_lets_drains_evict_one_of_several_replicas(render: RenderFixture) -> None:
+def test_a_disruption_budget_lets_drains_evict_one_of_several_replicas(render: RenderChart) -> None:
     assert kinds(render("mpijob", sets=["replicas=1"]), "PodDisruptionBudget") == []
     (budget,) = kinds(render("mpijob"), "PodDisruptionBudget")
     assert budget["spec"]["maxUnavailable"] == 1
 
 
-def test_spread_constraints_of_the_values_replace_the_default(render: RenderFixture) -> None:
+def test_spread_constraints_of_the_values_replace_the_default(render: RenderChart) -> None:
     own = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
     (default,) = operator(render("mpijob"))["topologySpreadConstraints"]
     assert default["topologyKey"] == "kubernetes.io/hostname"

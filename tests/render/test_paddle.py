@@ -6,7 +6,7 @@ import base64
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import yaml
 from bireme.helm import Render
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import RenderChart, container_of, environment_of, the
 
 TUTORIAL = {"workload": "paddle-tutorial", "release": "tutorial", "namespace": "team"}
 
@@ -35,7 +35,7 @@ def environment(rendered: Render, job: str, name: str) -> dict[str, str]:
     return {**settings["data"], **own}
 
 
-def test_each_pod_of_the_tutorial_is_a_pserver_and_a_trainer(render: Callable[..., Render]) -> None:
+def test_each_pod_of_the_tutorial_is_a_pserver_and_a_trainer(render: RenderChart) -> None:
     rendered = render("paddle", **TUTORIAL)
     job = the(rendered, "Job", "tutorial-r1")
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
@@ -75,7 +75,7 @@ def test_each_pod_of_the_tutorial_is_a_pserver_and_a_trainer(render: Callable[..
     ],
 )
 def test_the_parameters_of_the_guide_have_their_names(
-    render: Callable[..., Render], given: dict[str, Any], values: tuple[str, ...]
+    render: RenderChart, given: dict[str, Any], values: tuple[str, ...]
 ) -> None:
     rendered = render("paddle", release="job", namespace="team", **given)
     variables = environment(rendered, "job-r1", "trainer")
@@ -99,7 +99,7 @@ def test_the_parameters_of_the_guide_have_their_names(
     assert trainer == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 
 
-def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: Callable[..., Render]) -> None:
+def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: RenderChart) -> None:
     rendered = render("paddle", **TUTORIAL)
     variables = environment(rendered, "tutorial-data-r1", "data")
     assert (variables["SPLIT_COUNT"], variables["OUT_DIR"]) == ("3", "/home/jobpath/paddle-cluster-job/data")
@@ -110,7 +110,7 @@ def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: Callabl
 
 
 def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     pod = the(render("paddle", **TUTORIAL), "Job", "tutorial-r1")["spec"]["template"]["spec"]
     (pserver,) = pod["initContainers"]
@@ -118,7 +118,7 @@ def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(
     assert [each["name"] for each in pod["containers"]] == ["trainer"]
 
 
-def test_an_image_may_start_itself_and_a_script_may_be_a_value(render: Callable[..., Render]) -> None:
+def test_an_image_may_start_itself_and_a_script_may_be_a_value(render: RenderChart) -> None:
     itself = render("paddle", **TUTORIAL, sets=["launch.command={bash,-c,/opt/start.sh}"])
     for role in ("trainer", "pserver"):
         assert list(container(itself, "tutorial-r1", role)["command"]) == [
@@ -133,7 +133,7 @@ def test_an_image_may_start_itself_and_a_script_may_be_a_value(render: Callable[
     assert "/bireme/script" in [each["mountPath"] for each in scripted["volumeMounts"]]
 
 
-def test_host_ports_are_used_only_on_request(render: Callable[..., Render]) -> None:
+def test_host_ports_are_used_only_on_request(render: RenderChart) -> None:
     def taken(sets: list[str]) -> list[int]:
         ports = container(render("paddle", **TUTORIAL, sets=sets), "tutorial-r1", "pserver")["ports"]
         return [each["hostPort"] for each in ports if "hostPort" in each]
@@ -142,7 +142,7 @@ def test_host_ports_are_used_only_on_request(render: Callable[..., Render]) -> N
     assert taken(["paddle.pservers.hostPorts=true"]) == [7164, 7165, 7166, 7167]
 
 
-def test_pod_templates_do_not_depend_on_the_number_of_trainers(render: Callable[..., Render]) -> None:
+def test_pod_templates_do_not_depend_on_the_number_of_trainers(render: RenderChart) -> None:
     few, many = (render("paddle", sets=[f"workers={count}"], release="job") for count in (3, 6))
     for job in ("job-r1", "job-ps-r1"):
         one, other = (the(each, "Job", job).thaw() for each in (few, many))
@@ -151,7 +151,7 @@ def test_pod_templates_do_not_depend_on_the_number_of_trainers(render: Callable[
     assert environment(many, "job-r1", "trainer")["PADDLE_TRAINERS_NUM"] == "6"
 
 
-def test_each_role_has_its_own_resources_claims_and_nodes(render: Callable[..., Render]) -> None:
+def test_each_role_has_its_own_resources_claims_and_nodes(render: RenderChart) -> None:
     values = {
         "paddle": {"pservers": {"resources": {"limits": {"memory": "3Gi"}}, "nodeSelector": {"pool": "ps"}}},
         "resources": {"limits": {"memory": "5Gi"}},
@@ -171,7 +171,7 @@ def test_each_role_has_its_own_resources_claims_and_nodes(render: Callable[..., 
 
 
 def test_resources_of_a_collocated_pserver_are_subtracted_from_the_trainer(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     def asked(topology: str) -> Mapping[str, str]:
         sets = [f"paddle.topology={topology}", "paddle.pservers.resources.requests.cpu=1500m"]
@@ -184,7 +184,7 @@ def test_resources_of_a_collocated_pserver_are_subtracted_from_the_trainer(
     assert int(separate["memory"][:-2]) - int(collocated["memory"][:-2]) == 2048
 
 
-def test_trainers_have_accelerators_if_they_use_them(render: Callable[..., Render]) -> None:
+def test_trainers_have_accelerators_if_they_use_them(render: RenderChart) -> None:
     def limits(sets: list[str]) -> Mapping[str, str]:
         rendered = render("paddle", instance="p3.8xlarge", sets=sets, release="job")
         found: Mapping[str, str] = container(rendered, "job-r1", "trainer")["resources"]["limits"]
@@ -194,7 +194,7 @@ def test_trainers_have_accelerators_if_they_use_them(render: Callable[..., Rende
     assert limits(["paddle.useGpu=true"])["nvidia.com/gpu"] == "4"
 
 
-def test_a_collective_job_has_no_pservers(render: Callable[..., Render]) -> None:
+def test_a_collective_job_has_no_pservers(render: RenderChart) -> None:
     rendered = render("paddle", sets=["paddle.mode=collective"], release="job", namespace="team")
     assert names(rendered, "Job") == {"job-r1"}
     variables = environment(rendered, "job-r1", "trainer")
@@ -202,7 +202,7 @@ def test_a_collective_job_has_no_pservers(render: Callable[..., Render]) -> None
     assert variables["BIREME_PADDLE_COORDINATOR"] == "job-r1-0.job.team.svc:7163"
 
 
-def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> None:
+def test_the_jobs_claim_is_kept_on_request(render: RenderChart) -> None:
     kept = the(render("paddle", release="job"), "PersistentVolumeClaim", "job-job")
     assert kept.annotations["helm.sh/resource-policy"] == "keep"
     sets = ["data.jobClaim.keep=false"]
@@ -211,7 +211,7 @@ def test_the_jobs_claim_is_kept_on_request(render: Callable[..., Render]) -> Non
     assert not names(render("paddle", sets=["data.jobClaim.existingClaim=efsvol"]), "PersistentVolumeClaim")
 
 
-def test_collective_workers_do_without_a_claim(render: Callable[..., Render]) -> None:
+def test_collective_workers_do_without_a_claim(render: RenderChart) -> None:
     rendered = render("paddle", sets=["paddle.mode=collective", "data.jobClaim.enabled=false"], release="job")
     assert not names(rendered, "PersistentVolumeClaim")
     pod = the(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
@@ -220,7 +220,7 @@ def test_collective_workers_do_without_a_claim(render: Callable[..., Render]) ->
     assert {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
 
 
-def test_labels_of_pods_reach_pservers_which_may_have_their_own(render: Callable[..., Render]) -> None:
+def test_labels_of_pods_reach_pservers_which_may_have_their_own(render: RenderChart) -> None:
     sets = ["podLabels.team=vision", "podLabels.cost=a", "podAnnotations.note=all"]
     own = ["paddle.pservers.podLabels.cost=b", "paddle.pservers.podAnnotations.note=own"]
     rendered = render("paddle", sets=[*sets, *own], release="job")
@@ -247,7 +247,7 @@ def test_labels_of_pods_reach_pservers_which_may_have_their_own(render: Callable
     ],
 )
 def test_pservers_and_trainers_are_one_gang(
-    render: Callable[..., Render], sets: list[str], count: int, jobs: set[str]
+    render: RenderChart, sets: list[str], count: int, jobs: set[str]
 ) -> None:
     """Each role alone would hold nodes while it waits for the other. With autoscale one trainer is enough."""
     rendered = render("paddle", sets=[*sets, "placement.gang=volcano", "placement.queue=q"], release="job")
@@ -260,7 +260,7 @@ def test_pservers_and_trainers_are_one_gang(
         assert template["spec"]["schedulerName"] == "volcano"
 
 
-def test_the_command_in_the_guide_for_script_authors_renders(render: Callable[..., Render]) -> None:
+def test_the_command_in_the_guide_for_script_authors_renders(render: RenderChart) -> None:
     page = (ROOT / "docs/paddle.md").read_text()
     (command,) = re.findall(r"^helm install (\S+) charts/paddle -f values/workloads/(\S+)\.yaml$", page, re.M)
     rendered = render("paddle", release=command[0], workload=command[1])

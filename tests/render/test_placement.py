@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from bireme.core.manifests import Manifest
 from bireme.helm import Render
 from bireme.plan.workloads import kind_of
 from tests.support.instance_types import OWN_IMAGE
+from tests.support.rendered import RenderChart
 
 CHARTS = ("torch-elastic", "mpi-training", "paddle")
 EFA = "instance.type=p4d.24xlarge"
@@ -50,9 +51,7 @@ def affinity(rendered: Render) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
-def test_workers_with_efa_share_a_zone_and_others_do_not_have_to(
-    render: Callable[..., Render], chart: str
-) -> None:
+def test_workers_with_efa_share_a_zone_and_others_do_not_have_to(render: RenderChart, chart: str) -> None:
     """EFA's traffic does not leave a zone, so a job over two zones would never meet."""
     assert affinity(render(chart, sets=[EFA])) == {"required": [ZONE], "preferred": []}
     assert affinity(render(chart, sets=[EFA, "efa=0"])) == {"required": [], "preferred": []}
@@ -63,7 +62,7 @@ def test_workers_with_efa_share_a_zone_and_others_do_not_have_to(
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_the_first_worker_chooses_for_those_of_its_release(render: Callable[..., Render], chart: str) -> None:
+def test_the_first_worker_chooses_for_those_of_its_release(render: RenderChart, chart: str) -> None:
     """The scheduler lets the first pod pass an affinity that only pods like itself can satisfy."""
     rendered = render(chart, sets=["placement.zone=same"], release="a")
     terms = pod(rendered)["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -79,7 +78,7 @@ def test_the_first_worker_chooses_for_those_of_its_release(render: Callable[...,
 @pytest.mark.parametrize("chart", CHARTS)
 @pytest.mark.parametrize("mode", ["prefer", "require", "spread"])
 def test_workers_are_packed_into_or_spread_over_a_layer_of_the_network(
-    render: Callable[..., Render], chart: str, mode: str
+    render: RenderChart, chart: str, mode: str
 ) -> None:
     rendered = render(chart, sets=["placement.networkLayer=3", f"placement.networkMode={mode}"])
     keys = affinity(rendered)
@@ -90,9 +89,7 @@ def test_workers_are_packed_into_or_spread_over_a_layer_of_the_network(
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_capacity_is_named_as_karpenter_and_as_node_groups_label_it(
-    render: Callable[..., Render], chart: str
-) -> None:
+def test_capacity_is_named_as_karpenter_and_as_node_groups_label_it(render: RenderChart, chart: str) -> None:
     own = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
     team = [f"{own}[0].matchExpressions[0].key=team", f"{own}[0].matchExpressions[0].operator=Exists"]
     rendered = render(chart, sets=["placement.capacity=reserved", *team])
@@ -115,7 +112,7 @@ def test_capacity_is_named_as_karpenter_and_as_node_groups_label_it(
     ],
 )
 def test_a_gang_is_a_group_of_the_pods_that_start_together(
-    render: Callable[..., Render], chart: str, sets: list[str], count: int
+    render: RenderChart, chart: str, sets: list[str], count: int
 ) -> None:
     def grouped(way: str) -> tuple[Manifest, Manifest]:
         rendered = render(chart, sets=[*sets, f"placement.gang={way}"])
@@ -136,7 +133,7 @@ def test_a_gang_is_a_group_of_the_pods_that_start_together(
     assert "PodGroup" not in [each.kind for each in alone.manifests]
 
 
-def test_a_reservation_and_a_placement_group_are_labels_of_nodes(render: Callable[..., Render]) -> None:
+def test_a_reservation_and_a_placement_group_are_labels_of_nodes(render: RenderChart) -> None:
     sets = ["placement.reservationId=cr-0123456789abcdef0", "placement.placementGroupId=pg-0123456789abcdef0"]
     selector = pod(render("torch-elastic", sets=sets))["nodeSelector"]
     assert selector["karpenter.k8s.aws/capacity-reservation-id"] == "cr-0123456789abcdef0"
@@ -155,7 +152,7 @@ def test_a_reservation_and_a_placement_group_are_labels_of_nodes(render: Callabl
 )
 @pytest.mark.parametrize("chart", CHARTS)
 def test_karpenter_may_evict_workers_on_spot_nodes(
-    render: Callable[..., Render], chart: str, sets: list[str], kept: bool
+    render: RenderChart, chart: str, sets: list[str], kept: bool
 ) -> None:
     """Karpenter never evicts a pod with the annotation, so that it would not be told to save."""
     annotations = template(render(chart, sets=sets))["metadata"]["annotations"]
@@ -168,7 +165,7 @@ def of_kueue(given: Mapping[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("chart", CHARTS)
-def test_kueue_places_workers_only_by_choice(render: Callable[..., Render], chart: str) -> None:
+def test_kueue_places_workers_only_by_choice(render: RenderChart, chart: str) -> None:
     def asked(*sets: str) -> dict[str, str]:
         rendered = render(chart, sets=["queue.name=training", *sets])
         found = {**job(rendered).annotations, **template(rendered)["metadata"]["annotations"]}
@@ -182,23 +179,21 @@ def test_kueue_places_workers_only_by_choice(render: Callable[..., Render], char
     assert affinity(packed) == {"required": [], "preferred": []}, "Kueue has chosen the nodes already"
 
 
-def test_kueue_is_told_with_how_few_workers_a_job_can_start(render: Callable[..., Render]) -> None:
+def test_kueue_is_told_with_how_few_workers_a_job_can_start(render: RenderChart) -> None:
     sets = [*QUEUE, "workers=4", "elastic.minWorkers=2", "queue.admission=partial"]
     annotations = of_kueue(job(render("torch-elastic", sets=sets)).annotations)
     assert annotations == {"job-min-parallelism": "2", "job-completions-equal-parallelism": "true"}
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
-def test_kueue_follows_the_number_of_workers_only_by_choice(
-    render: Callable[..., Render], chart: str
-) -> None:
+def test_kueue_follows_the_number_of_workers_only_by_choice(render: RenderChart, chart: str) -> None:
     elastic = render(chart, sets=[*QUEUE, "queue.admission=elastic"])
     jobs = [each for each in elastic.manifests if each.kind == "Job" and not each.is_hook]
     assert [of_kueue(each.annotations) for each in jobs] == [{"elastic-job": "true"}] * len(jobs)
     assert {each.labels["kueue.x-k8s.io/queue-name"] for each in jobs} == {"training"}
 
 
-def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[..., Render]) -> None:
+def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: RenderChart) -> None:
     sets = ["queue.name=q", "workers=3", "paddle.pservers.count=2", "queue.priorityClass=high"]
     rendered = render("paddle", release="w2v", sets=sets)
     jobs = [each for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
@@ -215,7 +210,7 @@ def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: Callable[
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
-def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: Callable[..., Render], chart: str) -> None:
+def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: RenderChart, chart: str) -> None:
     labels = of_kueue(job(render(chart, sets=["queue.name=q", "queue.priorityClass=high"])).labels)
     assert labels == {"queue-name": "q", "priority-class": "high"}
 
@@ -230,7 +225,7 @@ def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: Callable[..., R
     ids=["launcher", "pserver", "data"],
 )
 def test_a_pod_with_the_workers_image_goes_to_nodes_of_their_architecture(
-    render: Callable[..., Render], chart: str, values: Mapping[str, Any], component: str
+    render: RenderChart, chart: str, values: Mapping[str, Any], component: str
 ) -> None:
     """It runs on any type, and an image of amd64 does not start on Graviton."""
 

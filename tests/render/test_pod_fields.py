@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 
 from bireme.helm import Render, Renderer
 from bireme.testing.charts import RequestFor
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import RenderChart, container_of, environment_of, the
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
 IMAGE = {"mpi-training": {"image": {"repository": "team/train", "tag": "1"}}}
@@ -536,7 +535,7 @@ def test_running_as_root_leaves_the_number_of_workers_alone(
     ],
 )
 def test_pods_that_are_for_no_instance_type_run_on_linux(
-    render: Callable[..., Render], chart: str, sets: list[str]
+    render: RenderChart, chart: str, sets: list[str]
 ) -> None:
     pods = [
         each["spec"]["template"]["spec"]
@@ -551,9 +550,7 @@ def test_pods_that_are_for_no_instance_type_run_on_linux(
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
-def test_workers_without_an_instance_type_ask_for_something(
-    render: Callable[..., Render], chart: str
-) -> None:
+def test_workers_without_an_instance_type_ask_for_something(render: RenderChart, chart: str) -> None:
     sets = ["image.repository=team/train", "image.tag=v1"]
     job = the(render(chart, sets=sets), "Job").thaw()
     (worker,) = job["spec"]["template"]["spec"]["containers"]

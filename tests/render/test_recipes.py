@@ -18,7 +18,7 @@ from bireme.helm import Render
 from bireme_runtime.elastic.monitor.failures import Failure
 from tests.render.test_files import pods
 from tests.support.documents import ROOT, blocks
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import RenderChart, container_of, environment_of, the
 
 DOCUMENT = ROOT / "docs/recipes.md"
 Recipe = Callable[[str], Render]
@@ -40,7 +40,7 @@ def values(heading: str) -> Any:
 
 
 @pytest.fixture
-def recipe(render: Callable[..., Render]) -> Recipe:
+def recipe(render: RenderChart) -> Recipe:
     """The objects of a recipe, beside a script where it names none."""
 
     def rendered(heading: str) -> Render:
@@ -98,7 +98,7 @@ def test_the_folder_of_checkpoints_is_on_a_claim(recipe: Recipe) -> None:
 
 
 def test_the_claim_on_s3_is_bound_to_its_volume_and_belongs_to_the_pods(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     files = ["values/checkpoints-s3.yaml"]
     rendered = render("torch-elastic", files=files, release="mnist", values={"script": "print(1)"})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import publish
 
 from bireme.helm import Render
 from bireme.plan.workloads import pod_templates
 from tests.render.cases import CASES, ROOT, Matrix
+from tests.support.rendered import RenderChart
 
 
 def images(rendered: Render) -> set[str]:
@@ -22,13 +22,13 @@ def images(rendered: Render) -> set[str]:
     }
 
 
-def test_a_global_registry_replaces_every_registry(render: Callable[..., Render]) -> None:
+def test_a_global_registry_replaces_every_registry(render: RenderChart) -> None:
     found = images(render("torch-elastic", sets=["global.imageRegistry=registry.example.com"]))
     assert len(found) >= 3
     assert {image.split("/")[0] for image in found} == {"registry.example.com"}
 
 
-def test_each_upstream_can_have_a_registry_of_its_own(render: Callable[..., Render]) -> None:
+def test_each_upstream_can_have_a_registry_of_its_own(render: RenderChart) -> None:
     """As for a pull-through cache of ECR, which has a prefix for each upstream."""
     registries = {
         "docker.io": "ecr.example.com/docker-hub",
@@ -48,7 +48,7 @@ def test_each_upstream_can_have_a_registry_of_its_own(render: Callable[..., Rend
     assert "rest.example.com/bireme/torch:0.1.0" in images(render("torch-elastic", sets=[*sets, *ours]))
 
 
-def test_digests_by_name_and_tag_win_over_tags(render: Callable[..., Render]) -> None:
+def test_digests_by_name_and_tag_win_over_tags(render: RenderChart) -> None:
     """As `make digests` prints them, also for the etcd of the job."""
     tagged = images(render("torch-elastic"))
     digests = {image: f"sha256:{index:064x}" for index, image in enumerate(sorted(tagged))}
@@ -64,7 +64,7 @@ def pushed_by(scripts: list[str]) -> set[str]:
     return set(re.findall(r"(?:--tag|^crane copy \S+) (\S+)", "\n".join(scripts), re.MULTILINE))
 
 
-def test_with_a_mirror_what_is_pulled_is_what_was_pushed(render: Callable[..., Render]) -> None:
+def test_with_a_mirror_what_is_pulled_is_what_was_pushed(render: RenderChart) -> None:
     """The README's command, with the one value that `make images MIRROR=1` is for."""
     pushed = pushed_by(publish.steps("ghcr.io/team", ROOT, mirror=True))
     rendered = render(
@@ -94,7 +94,7 @@ def test_a_mirror_has_every_image_of_others_that_ci_values_name(matrix: Matrix) 
         assert target == f"ghcr.io/team/{source.split('/', 1)[1]}"
 
 
-def test_without_a_mirror_only_our_images_are_pulled_from_there(render: Callable[..., Render]) -> None:
+def test_without_a_mirror_only_our_images_are_pulled_from_there(render: RenderChart) -> None:
     pushed = pushed_by(publish.steps("ghcr.io/team", ROOT))
     rendered = render(
         "torch-elastic",

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from bireme.helm import Render, Renderer, RenderError
+from bireme.helm import Renderer, RenderError
 from bireme.testing.charts import RequestFor
 from tests.render.cases import RULES, Rule
+from tests.support.rendered import RenderChart
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-def test_values_are_refused_with_the_sentence_of_the_table(render: Callable[..., Render], rule: Rule) -> None:
+def test_values_are_refused_with_the_sentence_of_the_table(render: RenderChart, rule: Rule) -> None:
     with pytest.raises(RenderError) as refused:
         render(rule.chart, **rule.when)
     assert str(refused.value) == rule.says
@@ -26,7 +25,7 @@ def test_helm_3_refuses_all_of_it_with_the_same_sentences(
     assert [str(each) for each in found] == [rule.says for rule in RULES]
 
 
-def test_all_broken_rules_are_reported_together(render: Callable[..., Render]) -> None:
+def test_all_broken_rules_are_reported_together(render: RenderChart) -> None:
     with pytest.raises(RenderError) as refusal:
         render(
             "torch-elastic", instance="p4d.24xlarge", sets=["accelerators=9", "efa=5", "elastic.minWorkers=2"]
@@ -34,7 +33,7 @@ def test_all_broken_rules_are_reported_together(render: Callable[..., Render]) -
     assert len(str(refusal.value).splitlines()) >= 3
 
 
-def test_v2_api_is_allowed_below_3_6(render: Callable[..., Render]) -> None:
+def test_v2_api_is_allowed_below_3_6(render: RenderChart) -> None:
     manifests = render("etcd", sets=["v2API=true", "image.tag=v3.5.21"]).manifests
     config = next(item for item in manifests if item.kind == "ConfigMap" and "etcd.json" in item["data"])
     assert '"enable-v2": true' in config["data"]["etcd.json"]
@@ -50,7 +49,5 @@ def test_v2_api_is_allowed_below_3_6(render: Callable[..., Render]) -> None:
         ("p6-b200.48xlarge", "of-our-own"),
     ],
 )
-def test_a_torch_with_kernels_for_the_type_is_taken(
-    render: Callable[..., Render], instance: str, tag: str
-) -> None:
+def test_a_torch_with_kernels_for_the_type_is_taken(render: RenderChart, instance: str, tag: str) -> None:
     render("torch-elastic", instance=instance, sets=[f"image.tag={tag}"])

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from bireme.core.paths import Paths
 from bireme.helm import Render, RenderError
+from tests.support.rendered import RenderChart
 
 P4D = "p4d.24xlarge"
 STAGED: dict[str, Any] = {"data": {"staging": {"claimName": "fsx-pvc", "size": "200Gi"}}}
@@ -43,9 +44,7 @@ LARGEST_BYTES = 256 * 1024
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_each_container_gets_the_code_that_it_runs(
-    render: Callable[..., Render], tmp_path: Path, given: str
-) -> None:
+def test_each_container_gets_the_code_that_it_runs(render: RenderChart, tmp_path: Path, given: str) -> None:
     used = list(entries(rendered(render, given)))
     assert used
     for number, (module, files) in enumerate(used):
@@ -62,9 +61,7 @@ def test_each_container_gets_the_code_that_it_runs(
 
 
 @pytest.mark.parametrize("given", GIVEN)
-def test_kubectl_can_apply_each_config_map_and_a_pod_mounts_it(
-    render: Callable[..., Render], given: str
-) -> None:
+def test_kubectl_can_apply_each_config_map_and_a_pod_mounts_it(render: RenderChart, given: str) -> None:
     there = rendered(render, given)
     mounted = {each["name"] for pod in pods(there) for maps in runtime_volumes(pod).values() for each in maps}
     sizes = {name: sum(map(len, data.values())) for name, data in config_maps(there).items()}
@@ -99,7 +96,7 @@ SERVICE, SERVER, DATASET = "dispatcher/service", "etcd/server", "dataset"
     ],
 )
 def test_a_changed_comment_reaches_the_pods_that_run_the_code_and_no_others(
-    render: Callable[..., Render],
+    render: RenderChart,
     bireme_paths: Paths,
     tmp_path: Path,
     given: str,
@@ -121,7 +118,7 @@ def test_a_changed_comment_reaches_the_pods_that_run_the_code_and_no_others(
 # --- what is rendered ---
 
 
-def rendered(render: Callable[..., Render], given: str, charts: Path | None = None) -> Render:
+def rendered(render: RenderChart, given: str, charts: Path | None = None) -> Render:
     """One of GIVEN; ``charts`` are those of a changed copy."""
     chart = re.sub("-(to-s3|staged|dynamic)$", "", given)
     instance = P4D if "staged" in given else None
@@ -194,7 +191,7 @@ def imported(source: str) -> set[str]:
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle", "dataset"])
 def test_a_chart_whose_links_were_dropped_is_refused_with_a_sentence(
-    render: Callable[..., Render], bireme_paths: Paths, tmp_path: Path, chart: str
+    render: RenderChart, bireme_paths: Paths, tmp_path: Path, chart: str
 ) -> None:
     # As Flux does it with a git source: links are left out, then what Chart.yaml names in file:// is put in.
     def copy(name: str, target: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from bireme.helm import Render
-from tests.support.rendered import container_of
+from tests.support.rendered import RenderChart, container_of
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "200Gi"}
 ELSEWHERE = [{"claimName": "runs", "mountPath": "/runs"}]
@@ -53,7 +53,7 @@ def mounts(container: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 @EACH_TRAINING
 def test_a_worker_copies_data_to_its_node_before_training(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "data": {"staging": STAGING}}))
     copier, trainer = container_of(spec, "staging"), container_of(spec, "trainer")
@@ -73,7 +73,7 @@ def test_a_worker_copies_data_to_its_node_before_training(
 
 @EACH_TRAINING
 def test_a_staged_claim_that_is_also_mounted_has_one_volume(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "data": {"staging": STAGING}, "claims": ALSO_MOUNTED}
     spec = pod(render(chart, instance="p4d.24xlarge", values=values))
@@ -84,7 +84,7 @@ def test_a_staged_claim_that_is_also_mounted_has_one_volume(
 
 @EACH_TRAINING
 def test_a_job_without_staging_has_no_part_of_it(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "claims": ELSEWHERE}))
     assert {each["name"] for each in spec.get("initContainers", ())} <= {"pserver", "devices"}
@@ -95,7 +95,7 @@ def test_a_job_without_staging_has_no_part_of_it(
 
 @EACH_TRAINING
 def test_a_worker_verifies_datasets_before_training(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "data": {"verify": {"paths": ["/runs/coco", "/fsx"]}}, "claims": ALSO_MOUNTED}
     rendered = render(chart, values=values)
@@ -110,7 +110,7 @@ def test_a_worker_verifies_datasets_before_training(
 
 @EACH_TRAINING
 def test_wrong_data_fails_the_job_without_retries(
-    render: Callable[..., Render], chart: str, own: dict[str, Any]
+    render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "data": {"staging": STAGING, "verify": {"paths": ["/fsx"]}}, "claims": ALSO_MOUNTED}
     rules = job(render(chart, instance="p4d.24xlarge", values=values))["podFailurePolicy"]["rules"]
@@ -122,7 +122,7 @@ def test_wrong_data_fails_the_job_without_retries(
     assert ending["verify"] == ending["staging"] == {64, 77, 78}
 
 
-def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Callable[..., Render]) -> None:
+def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: RenderChart) -> None:
     values = {"data": {"staging": STAGING, "verify": {"paths": ["/fsx"]}}, "claims": ALSO_MOUNTED}
     own = {"mpi": {"orchestrator": "MPIJob"}, "image": {"tag": "1"}}
     rendered = render("mpi-training", instance="p4d.24xlarge", values={**own, **values})
@@ -135,7 +135,7 @@ def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Callab
     assert "staging" not in {volume["name"] for volume in launcher["volumes"]}
 
 
-def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[..., Render]) -> None:
+def test_a_collocated_pserver_starts_before_its_trainer_stages(render: RenderChart) -> None:
     values = {"paddle": {"topology": "collocated"}, "data": {"staging": STAGING}}
     spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
@@ -144,7 +144,7 @@ def test_a_collocated_pserver_starts_before_its_trainer_stages(render: Callable[
 
 @pytest.mark.parametrize("topology", ["separate", "collocated"])
 def test_data_that_the_release_itself_writes_is_staged_when_it_is_written(
-    render: Callable[..., Render], topology: str
+    render: RenderChart, topology: str
 ) -> None:
     values = {
         "paddle": {"topology": topology},

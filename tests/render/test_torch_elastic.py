@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,11 +14,10 @@ from rich.console import Console
 from bireme.cli.views import plan_view
 from bireme.helm import Render
 from bireme.plan.picture import svg
-from bireme.plan.topology import Plan
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.elastic.monitor.status import Starts, WorkerStatus
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, the
 
 
 def trainer(rendered: Render) -> Mapping[str, Any]:
@@ -37,7 +36,7 @@ def environment(rendered: Render) -> dict[str, str]:
     return environment_of(trainer(rendered))
 
 
-def test_imagenet_efa_uses_whole_p4d_nodes(render: Callable[..., Render]) -> None:
+def test_imagenet_efa_uses_whole_p4d_nodes(render: RenderChart) -> None:
     rendered = render("torch-elastic", instance="p4d.24xlarge", workload="imagenet-efa", release="imagenet")
     assert dict(trainer(rendered)["resources"]["limits"]) == {
         "nvidia.com/gpu": "8",
@@ -58,12 +57,12 @@ def test_imagenet_efa_uses_whole_p4d_nodes(render: Callable[..., Render]) -> Non
     assert environment(rendered)["PET_NPROC_PER_NODE"] == "8"
 
 
-def test_imagenet_fsx_uses_whole_p3_nodes_without_efa(plan: Callable[..., Plan]) -> None:
+def test_imagenet_fsx_uses_whole_p3_nodes_without_efa(plan: PlanChart) -> None:
     totals = plan("torch-elastic", instance="p3.8xlarge", workload="imagenet-fsx").totals
     assert (totals.accelerators, totals.efa, dict(totals.nodes)) == (16, 0, {"p3.8xlarge": 4})
 
 
-def test_a_plan_shows_the_units_of_workers(plan: Callable[..., Plan], render: Callable[..., Render]) -> None:
+def test_a_plan_shows_the_units_of_workers(plan: PlanChart, render: RenderChart) -> None:
     sets = ["elastic.workersPerUnit=2", "workers=4", "elastic.minWorkers=2"]
     planned = plan("torch-elastic", sets=sets)
     jobs = [each for each in planned.to_json()["workloads"] if each["kind"] == "Job"]
@@ -75,7 +74,7 @@ def test_a_plan_shows_the_units_of_workers(plan: Callable[..., Plan], render: Ca
 
 
 def test_a_command_of_ones_own_may_have_units_where_the_number_of_workers_is_fixed(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     """As a JobSet has them: every world has all workers, so it has whole units."""
     fixed = [f"{key}=4" for key in ("workers", "elastic.minWorkers", "elastic.maxWorkers")]
@@ -86,7 +85,7 @@ def test_a_command_of_ones_own_may_have_units_where_the_number_of_workers_is_fix
     assert environment(rendered)["BIREME_WORKERS_PER_UNIT"] == "2"
 
 
-def test_a_release_in_a_shared_etcd_has_a_user_and_a_prefix_of_its_own(render: Callable[..., Render]) -> None:
+def test_a_release_in_a_shared_etcd_has_a_user_and_a_prefix_of_its_own(render: RenderChart) -> None:
     sets = [
         "etcd.enabled=false",
         "rendezvous.endpoints={etcd.shared.svc:2379}",
@@ -106,7 +105,7 @@ def test_a_release_in_a_shared_etcd_has_a_user_and_a_prefix_of_its_own(render: C
     assert users["secret"] == {"secretName": "users"}, "all keys of the Secret, also releases"
 
 
-def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable[..., Plan]) -> None:
+def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: PlanChart) -> None:
     planned = plan("torch-elastic", instance="p4d.24xlarge", sets=["workers=2", "elastic.spares=1"])
     job = next(each for each in planned.workloads if each.kind == "Job")
     assert [pod.rank for pod in job.pods] == [0, 1, None]
@@ -118,7 +117,7 @@ def test_a_plan_shows_spares_without_ranks_and_counts_their_nodes(plan: Callable
     assert "× 2 and 1 spare, 1 to 128" in svg(planned)
 
 
-def test_with_ranks_by_topology_only_the_init_container_has_a_token(render: Callable[..., Render]) -> None:
+def test_with_ranks_by_topology_only_the_init_container_has_a_token(render: RenderChart) -> None:
     rendered = render("torch-elastic", sets=["rendezvous.order=topology", "serviceAccount.create=true"])
     pod = the(rendered, "Job")["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
@@ -135,7 +134,7 @@ def test_with_ranks_by_topology_only_the_init_container_has_a_token(render: Call
     }  # fmt: skip
 
 
-def test_scaling_a_job_with_spares_changes_no_pod(render: Callable[..., Render]) -> None:
+def test_scaling_a_job_with_spares_changes_no_pod(render: RenderChart) -> None:
     before, after = (
         the(render("torch-elastic", sets=["elastic.spares=1", f"workers={n}"]), "Job") for n in (2, 4)
     )
@@ -144,9 +143,7 @@ def test_scaling_a_job_with_spares_changes_no_pod(render: Callable[..., Render])
 
 
 @pytest.mark.parametrize("sets", [[], ["pod.hugePages=5120Mi"], ["pod.hugePages=1024Mi"]])
-def test_huge_pages_of_efa_nodes_are_subtracted_from_the_memory(
-    render: Callable[..., Render], sets: list[str]
-) -> None:
+def test_huge_pages_of_efa_nodes_are_subtracted_from_the_memory(render: RenderChart, sets: list[str]) -> None:
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
     assert trainer(rendered)["resources"]["limits"]["memory"] == "1075544Mi"
 
@@ -167,18 +164,18 @@ def test_huge_pages_of_efa_nodes_are_subtracted_from_the_memory(
     ],
 )
 def test_accelerators_and_efa_follow_from_the_type_or_the_values(
-    plan: Callable[..., Plan], instance: str, sets: list[str], accelerators: int, efa: int
+    plan: PlanChart, instance: str, sets: list[str], accelerators: int, efa: int
 ) -> None:
     totals = plan("torch-elastic", instance=instance, sets=sets).totals
     assert (totals.accelerators, totals.efa) == (accelerators, efa)
 
 
-def test_two_workers_with_half_the_accelerators_share_a_node(plan: Callable[..., Plan]) -> None:
+def test_two_workers_with_half_the_accelerators_share_a_node(plan: PlanChart) -> None:
     totals = plan("torch-elastic", instance="p4d.24xlarge", sets=["accelerators=4", "workers=2"]).totals
     assert dict(totals.nodes) == {"p4d.24xlarge": 1}
 
 
-def test_the_pod_template_does_not_depend_on_the_number_of_workers(render: Callable[..., Render]) -> None:
+def test_the_pod_template_does_not_depend_on_the_number_of_workers(render: RenderChart) -> None:
     few, many = (render("torch-elastic", instance="p4d.24xlarge", sets=[f"workers={n}"]) for n in (1, 100))
     few_spec, many_spec = (the(rendered, "Job").thaw()["spec"] for rendered in (few, many))
     assert (many_spec.pop("completions"), many_spec.pop("parallelism")) == (100, 100)
@@ -188,7 +185,7 @@ def test_the_pod_template_does_not_depend_on_the_number_of_workers(render: Calla
     assert the(few, "Job").annotations[key] == the(many, "Job").annotations[key]
 
 
-def test_the_pods_of_a_job_do_not_contain_the_chart_version(render: Callable[..., Render]) -> None:
+def test_the_pods_of_a_job_do_not_contain_the_chart_version(render: RenderChart) -> None:
     template = the(render("torch-elastic"), "Job").thaw()["spec"]["template"]
     assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(template["metadata"]["labels"])
 
@@ -204,9 +201,7 @@ def test_the_pods_of_a_job_do_not_contain_the_chart_version(render: Callable[...
         ["script=pass"],
     ],
 )
-def test_a_change_of_the_template_changes_the_immutable_digests(
-    render: Callable[..., Render], sets: list[str]
-) -> None:
+def test_a_change_of_the_template_changes_the_immutable_digests(render: RenderChart, sets: list[str]) -> None:
     key = "bireme/immutable"
     before, after = (
         the(render("torch-elastic", instance="p4d.24xlarge", sets=change), "Job").annotations[key]
@@ -215,7 +210,7 @@ def test_a_change_of_the_template_changes_the_immutable_digests(
     assert before != after
 
 
-def test_suspend_ttl_and_deadline_are_rendered_only_when_set(render: Callable[..., Render]) -> None:
+def test_suspend_ttl_and_deadline_are_rendered_only_when_set(render: RenderChart) -> None:
     keys = {"suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"}
     assert not keys & set(the(render("torch-elastic"), "Job")["spec"])
     sets = ["job.suspend=false", "job.ttlSecondsAfterFinished=0", "job.activeDeadlineSeconds=60"]
@@ -227,20 +222,20 @@ def test_suspend_ttl_and_deadline_are_rendered_only_when_set(render: Callable[..
     }
 
 
-def test_a_kueue_queue_is_a_label_and_leaves_suspension_to_kueue(render: Callable[..., Render]) -> None:
+def test_a_kueue_queue_is_a_label_and_leaves_suspension_to_kueue(render: RenderChart) -> None:
     job = the(render("torch-elastic", sets=["queue.name=training"]), "Job")
     assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
     assert "suspend" not in job["spec"]
 
 
-def test_with_c10d_workers_meet_at_worker_0_without_etcd(render: Callable[..., Render]) -> None:
+def test_with_c10d_workers_meet_at_worker_0_without_etcd(render: RenderChart) -> None:
     sets = ["rendezvous.backend=c10d", "etcd.enabled=false"]
     rendered = render("torch-elastic", sets=sets, release="imagenet", namespace="team")
     assert environment(rendered)["PET_RDZV_ENDPOINT"] == "imagenet-r1-0.imagenet.team.svc:29400"
     assert not [item for item in rendered.manifests if item.kind == "StatefulSet"]
 
 
-def test_agents_meet_at_the_releases_etcd_under_any_name(render: Callable[..., Render]) -> None:
+def test_agents_meet_at_the_releases_etcd_under_any_name(render: RenderChart) -> None:
     rendered = render("torch-elastic", sets=["etcd.fullnameOverride=meeting-point"], namespace="team")
     service, *members = environment(rendered)["PET_RDZV_ENDPOINT"].split(",")
     assert service == "meeting-point.team.svc:2379"
@@ -248,7 +243,7 @@ def test_agents_meet_at_the_releases_etcd_under_any_name(render: Callable[..., R
     assert the(rendered, "Service", "meeting-point")
 
 
-def test_a_dispatcher_shares_the_etcd_of_the_rendezvous(render: Callable[..., Render]) -> None:
+def test_a_dispatcher_shares_the_etcd_of_the_rendezvous(render: RenderChart) -> None:
     sets = ["data.dispatcher.enabled=true", "etcd.persistence.enabled=true"]
     rendered = render("torch-elastic", sets=sets, release="job", namespace="team")
     variables = environment(rendered)
@@ -257,7 +252,7 @@ def test_a_dispatcher_shares_the_etcd_of_the_rendezvous(render: Callable[..., Re
     assert environment_of(server)["BIREME_ETCD_ENDPOINTS"] == variables["PET_RDZV_ENDPOINT"]
 
 
-def test_agents_know_every_member_that_etcd_may_ever_have(render: Callable[..., Render]) -> None:
+def test_agents_know_every_member_that_etcd_may_ever_have(render: RenderChart) -> None:
     endpoints = {
         environment(render("torch-elastic", sets=[f"etcd.replicas={size}"]))["PET_RDZV_ENDPOINT"]
         for size in (1, 3, 5)
@@ -267,7 +262,7 @@ def test_agents_know_every_member_that_etcd_may_ever_have(render: Callable[..., 
     assert len(known.split(",")) == 6
 
 
-def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Callable[..., Render]) -> None:
+def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: RenderChart) -> None:
     rendered = render("torch-elastic")
     secret = the(rendered, "Secret")
     assert secret.annotations["bireme/generated"] == "data"
@@ -285,7 +280,7 @@ def test_users_of_etcd_without_a_secret_are_generated_on_the_cluster(render: Cal
     ],
 )
 def test_all_pods_that_talk_over_http_have_the_token_of_the_release(
-    render: Callable[..., Render], chart: str, sets: list[str]
+    render: RenderChart, chart: str, sets: list[str]
 ) -> None:
     rendered = render(chart, sets=sets)
     secret = the(rendered, "Secret", "-token")
@@ -304,14 +299,14 @@ def test_all_pods_that_talk_over_http_have_the_token_of_the_release(
 
 
 def test_agents_know_what_a_login_costs_where_the_chart_made_the_password(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     assert environment(render("torch-elastic"))["BIREME_ETCD_LOGIN_MS"] == "3"
     of_others = render("torch-elastic", sets=["etcd.auth.existingSecret=etcd-users"])
     assert "BIREME_ETCD_LOGIN_MS" not in environment(of_others)
 
 
-def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -> None:
+def test_the_user_of_etcd_comes_from_the_secret(render: RenderChart) -> None:
     sets = ["etcd.auth.existingSecret=etcd-users"]
     env = {item["name"]: item for item in trainer(render("torch-elastic", sets=sets))["env"]}
     assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "etcd-users"
@@ -331,7 +326,7 @@ def test_the_user_of_etcd_comes_from_the_secret(render: Callable[..., Render]) -
     ],
 )
 def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
-    render: Callable[..., Render], chart: str, instance: str, sets: list[str], wish: str | None
+    render: RenderChart, chart: str, instance: str, sets: list[str], wish: str | None
 ) -> None:
     job = trainers(render(chart, instance=instance, sets=sets))
     pod = job["template"]["spec"]
@@ -359,7 +354,7 @@ def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
     "sets", [["launch.setup=export LD_LIBRARY_PATH=/opt/lib"], ["launch.command={train}"]]
 )
 def test_with_a_setup_the_entry_point_looks_for_efa_because_it_may_bring_it(
-    render: Callable[..., Render], chart: str, sets: list[str]
+    render: RenderChart, chart: str, sets: list[str]
 ) -> None:
     sets = [*sets, *(["paddle.useGpu=true"] if chart == "paddle" else [])]
     pod = trainers(render(chart, instance="p4d.24xlarge", sets=sets))["template"]["spec"]
@@ -368,20 +363,20 @@ def test_with_a_setup_the_entry_point_looks_for_efa_because_it_may_bring_it(
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
-def test_nodes_that_pretend_to_have_devices_are_believed(render: Callable[..., Render], chart: str) -> None:
+def test_nodes_that_pretend_to_have_devices_are_believed(render: RenderChart, chart: str) -> None:
     files = ["values/kind.yaml" if chart == "torch-elastic" else "values/kind-mpi.yaml"]
     env = environment(render(chart, instance="p5.4xlarge", files=files, sets=["efa=all"]))
     assert not {"BIREME_EFA", "BIREME_ACCELERATORS"} & env.keys()
 
 
-def test_values_win_over_settings_of_the_instance_type(render: Callable[..., Render]) -> None:
+def test_values_win_over_settings_of_the_instance_type(render: RenderChart) -> None:
     sets = ["env.NCCL_SOCKET_IFNAME=eth0", "resources.limits.memory=64Gi", "pod.shm.size=8Gi"]
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
     assert environment(rendered)["NCCL_SOCKET_IFNAME"] == "eth0"
     assert trainer(rendered)["resources"]["limits"]["memory"] == "64Gi"
 
 
-def test_warm_starts_are_a_value_and_off_by_default(render: Callable[..., Render]) -> None:
+def test_warm_starts_are_a_value_and_off_by_default(render: RenderChart) -> None:
     assert "BIREME_WARM_START" not in environment(render("torch-elastic"))
     warm = environment(
         render(
@@ -394,9 +389,7 @@ def test_warm_starts_are_a_value_and_off_by_default(render: Callable[..., Render
 
 
 @pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
-def test_a_python_path_of_the_values_comes_after_the_runtime(
-    render: Callable[..., Render], chart: str
-) -> None:
+def test_a_python_path_of_the_values_comes_after_the_runtime(render: RenderChart, chart: str) -> None:
     rendered = render(chart, sets=["env.PYTHONPATH=/app"])
     workers = [job for job in rendered.manifests if job.kind == "Job"]
     assert workers
@@ -406,7 +399,7 @@ def test_a_python_path_of_the_values_comes_after_the_runtime(
 
 
 def test_a_job_with_a_command_ends_when_all_of_its_workers_have_ended(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     (rule,) = the(render("torch-elastic"), "Job")["spec"]["successPolicy"]["rules"]
     assert dict(rule) == {"succeededCount": 1}
@@ -416,7 +409,7 @@ def test_a_job_with_a_command_ends_when_all_of_its_workers_have_ended(
 
 
 def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
-    render: Callable[..., Render],
+    render: RenderChart,
 ) -> None:
     env = environment(
         render(
@@ -451,7 +444,7 @@ def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
     ],
 )
 def test_neighbours_all_reduce_at_half_of_what_was_published_at_least(
-    render: Callable[..., Render],
+    render: RenderChart,
     instance: str | None,
     values: dict[str, Any],
     pairs: str | None,
@@ -472,7 +465,7 @@ def told_by_a_worker() -> set[str]:
     return set(re.findall(r"^# TYPE (bireme_\w+)", told, re.MULTILINE))
 
 
-def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) -> None:
+def test_the_dashboard_shows_what_workers_tell(render: RenderChart) -> None:
     rendered = render("torch-elastic", sets=["monitoring.metrics.dashboard.enabled=true"])
     (config,) = (item for item in rendered.manifests if item.name.endswith("-dashboard"))
     shown = set(re.findall(r"bireme_\w+", json.dumps(json.loads(config["data"]["bireme-training.json"]))))
@@ -480,7 +473,7 @@ def test_the_dashboard_shows_what_workers_tell(render: Callable[..., Render]) ->
     assert shown == told_by_a_worker() - {"bireme_rank", "bireme_saving"}
 
 
-def test_alerts_ask_for_what_workers_tell(render: Callable[..., Render]) -> None:
+def test_alerts_ask_for_what_workers_tell(render: RenderChart) -> None:
     rendered = render("torch-elastic", sets=["monitoring.metrics.alerts.enabled=true"])
     (group,) = the(rendered, "PrometheusRule", "")["spec"]["groups"]
     for rule in group["rules"]:
@@ -489,7 +482,7 @@ def test_alerts_ask_for_what_workers_tell(render: Callable[..., Render]) -> None
         assert asked <= told_by_a_worker()
 
 
-def test_prometheus_finds_the_workers_and_a_network_policy_lets_it_in(render: Callable[..., Render]) -> None:
+def test_prometheus_finds_the_workers_and_a_network_policy_lets_it_in(render: RenderChart) -> None:
     sets = ["monitoring.metrics.podMonitor.enabled=true", "networkPolicy.enabled=true"]
     rendered = render("torch-elastic", sets=sets)
     monitor, policy = the(rendered, "PodMonitor", "")["spec"], the(rendered, "NetworkPolicy", "")["spec"]
@@ -510,16 +503,14 @@ def test_prometheus_finds_the_workers_and_a_network_policy_lets_it_in(render: Ca
         (2**36, "32768Mi"),
     ],
 )
-def test_memory_is_read_in_every_unit_of_kubernetes(
-    render: Callable[..., Render], memory: Any, shm: str
-) -> None:
+def test_memory_is_read_in_every_unit_of_kubernetes(render: RenderChart, memory: Any, shm: str) -> None:
     values = {"resources": {"limits": {"memory": memory}}, "accelerators": 1}
     rendered = render("torch-elastic", instance="p4d.24xlarge", values=values)
     volumes = the(rendered, "Job")["spec"]["template"]["spec"]["volumes"]
     assert [each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm"] == [shm]
 
 
-def test_a_plan_of_many_workers_proposes_three_members_of_their_etcd(plan: Callable[..., Plan]) -> None:
+def test_a_plan_of_many_workers_proposes_three_members_of_their_etcd(plan: PlanChart) -> None:
     def advice(*sets: str) -> tuple[str, ...]:
         return plan("torch-elastic", sets=["elastic.maxWorkers=8", *sets]).advice
 

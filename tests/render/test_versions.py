@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from bireme.helm import Render
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT, Case
 from tests.render.golden import FOLDER, golden_cases
+from tests.support.rendered import RenderChart
 
 # EKS supports 1.32 until March 2027: https://docs.aws.amazon.com/eks/latest/userguide/kubernetes-versions.html
 OLDEST = "1.32"
@@ -39,7 +39,7 @@ def test_the_version_label_is_that_of_the_image(chart: str) -> None:
 
 @pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_labels_are_valid_when_flux_adds_a_digest_to_the_version(
-    render: Callable[..., Render], tmp_path: Path, case: Case
+    render: RenderChart, tmp_path: Path, case: Case
 ) -> None:
     source, chart = ROOT / "charts" / case.chart, tmp_path / case.chart
     shutil.copytree(source, chart)

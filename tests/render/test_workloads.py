@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 from bireme.helm import Render
-from tests.support.rendered import container_of, the
+from tests.support.rendered import RenderChart, container_of, the
 
 
 def pod(rendered: Render) -> Mapping[str, Any]:
@@ -30,7 +30,7 @@ def settings_of(dataset: Render) -> dict[str, Any]:
     ],
 )
 def test_a_dataset_appears_where_its_job_looks_for_it(
-    render: Callable[..., Render], dataset: str, chart: str, instance: str, job: str
+    render: RenderChart, dataset: str, chart: str, instance: str, job: str
 ) -> None:
     made = render("dataset", workload=dataset, sets=["sources[0].url=s3://bucket/data"])
     target = settings_of(made)["target"]
@@ -43,7 +43,7 @@ def test_a_dataset_appears_where_its_job_looks_for_it(
 
 @pytest.mark.parametrize("job", ["maskrcnn-tensorpack", "maskrcnn-optimized"])
 def test_the_weights_of_a_tensorflow_job_are_staged_and_looked_for_before_it_trains(
-    render: Callable[..., Render], job: str
+    render: RenderChart, job: str
 ) -> None:
     staging = settings_of(render("dataset", workload="coco-2017"))
     (source,) = [each for each in staging["sources"] if each.get("path")]

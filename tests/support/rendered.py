@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bireme.core.manifests import Manifest
 from bireme.helm import Render
+from bireme.plan.topology import Plan
+
+RenderChart = Callable[..., Render]
+"""The fixture `render`."""
+PlanChart = Callable[..., Plan]
+"""The fixture `plan`."""
 
 
 def the(rendered: Render, kind: str, name: str = "") -> Manifest:
