@@ -69,16 +69,6 @@ def test_the_volume_handle_has_file_system_folder_and_access_point(
     assert (source["driver"], source["volumeHandle"]) == ("efs.csi.aws.com", handle)
 
 
-def test_a_file_system_of_another_account_is_found_by_the_zone_of_the_node(
-    render: RenderChart,
-) -> None:
-    other = CSI | {"crossAccount": True, "iam": True}
-    spec = volume(render("efs", values={"volumes": {"data": other}}))["spec"]
-    # An option, since earlier drivers refuse the volume attribute of that name.
-    assert list(spec["mountOptions"]) == ["iam", "crossaccount"]
-    assert "volumeAttributes" not in spec["csi"]
-
-
 def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: RenderChart) -> None:
     given = {"volumes": {"data": DYNAMIC | {"uid": 1000, "gid": 1000}}}
     rendered = render("efs", values=given, release="files", namespace="team")
@@ -102,15 +92,6 @@ def test_volumes_and_classes_have_the_names_that_the_values_give(render: RenderC
     assert claims["home"]["volumeName"] == volume(rendered).name == "efs-home"
     assert list(objects(rendered, "StorageClass")) == ["efs-runs"]
     assert claims["runs"]["storageClassName"] == claims["logs"]["storageClassName"] == "efs-runs"
-
-
-@pytest.mark.parametrize("given", [NFS, DYNAMIC])
-def test_keep_applies_to_all_objects_of_one_volume_only(render: RenderChart, given: dict[str, Any]) -> None:
-    rendered = render("efs", values={"volumes": {"kept": given | {"keep": True}, "gone": given}})
-    kinds = {"PersistentVolume", "PersistentVolumeClaim", "StorageClass"}
-    for item in rendered.manifests:
-        if item.kind in kinds:
-            assert ("helm.sh/resource-policy" in item.annotations) == item.name.endswith("kept")
 
 
 @pytest.mark.parametrize("given", [NFS, CSI | {"path": "/runs"}])
@@ -152,8 +133,3 @@ def test_an_access_point_has_the_parameters_that_were_asked_for(render: RenderCh
         "csi.storage.k8s.io/provisioner-secret-name": "x-account",
         "csi.storage.k8s.io/provisioner-secret-namespace": "kube-system",
     }
-
-
-def test_a_mount_target_is_named_by_its_address(render: RenderChart) -> None:
-    spec = volume(render("efs", values={"volumes": {"data": CSI | {"mountTargetIp": "10.0.0.7"}}}))["spec"]
-    assert dict(spec["csi"]["volumeAttributes"]) == {"mounttargetip": "10.0.0.7"}

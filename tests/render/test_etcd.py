@@ -17,34 +17,11 @@ def stateful_set(rendered: Render) -> Mapping[str, Any]:
     return spec
 
 
-def test_a_disruption_budget_lets_drains_evict_one_of_three_members(
-    render: RenderChart,
-) -> None:
-    assert "PodDisruptionBudget" not in {item.kind for item in render("etcd").manifests}
-    budget = next(i for i in render("etcd", sets=["replicas=3"]).manifests if i.kind == "PodDisruptionBudget")
-    assert budget["spec"]["maxUnavailable"] == 1
-
-
-@pytest.mark.parametrize("chart", ["etcd", "torch-elastic"])
-def test_autoscalers_move_no_member(render: RenderChart, chart: str) -> None:
-    annotations = stateful_set(render(chart))["template"]["metadata"]["annotations"]
-    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
-    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
-
-
 def test_more_replicas_do_not_change_the_pods_of_existing_members(
     render: RenderChart,
 ) -> None:
     one, three = (stateful_set(render("etcd", sets=[f"replicas={n}"])) for n in (1, 3))
     assert one["template"] == three["template"]
-
-
-@pytest.mark.parametrize(("enabled", "claims"), [("true", 1), ("false", 0)])
-def test_data_is_on_claims_or_in_the_pod(render: RenderChart, enabled: str, claims: int) -> None:
-    spec = stateful_set(render("etcd", sets=[f"persistence.enabled={enabled}"]))
-    assert len(spec.get("volumeClaimTemplates", ())) == claims
-    volumes = [volume["name"] for volume in spec["template"]["spec"]["volumes"]]
-    assert ("data" in volumes) == (claims == 0)
 
 
 @pytest.mark.parametrize(("backup", "policy"), [("true", "keep"), ("false", None)])

@@ -44,29 +44,6 @@ def test_a_dynamic_claim_has_its_own_storage_class(render: RenderChart) -> None:
     }
 
 
-def test_volume_and_class_have_the_names_that_the_values_give(render: RenderChart) -> None:
-    made = render("fsx", values=static() | {"persistentVolume": {"name": "fsx-pv"}})
-    assert the(made, "PersistentVolume").name == "fsx-pv"
-    assert the(made, "PersistentVolumeClaim")["spec"]["volumeName"] == "fsx-pv"
-    made = render("fsx", values=dynamic() | {"storageClass": {"name": "fsx-sc"}})
-    assert the(made, "StorageClass").name == "fsx-sc"
-    assert the(made, "PersistentVolumeClaim")["spec"]["storageClassName"] == "fsx-sc"
-
-
-def test_backups_and_maintenance_start_when_the_values_say(render: RenderChart) -> None:
-    asked: dict[str, Any] = {
-        "automaticBackupRetentionDays": 7,
-        "dailyAutomaticBackupStartTime": "02:30",
-        "copyTagsToBackups": True,
-        "weeklyMaintenanceStartTime": "7:04:00",
-    }
-    parameters = the(render("fsx", values=dynamic(**asked)), "StorageClass")["parameters"]
-    assert {key: parameters[key] for key in asked} == asked | {
-        "automaticBackupRetentionDays": "7",
-        "copyTagsToBackups": "true",
-    }
-
-
 def test_a_bucket_is_imported_and_exported(render: RenderChart) -> None:
     parameters = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
     assert (parameters["s3ImportPath"], parameters["s3ExportPath"]) == (

@@ -82,14 +82,6 @@ def test_a_runtime_that_ignores_the_variable_gives_gpus_by_a_mount(
     assert agent["securityContext"]["privileged"] is True
 
 
-def test_the_instance_metadata_answer_the_agent_with_a_hop_limit_of_one(
-    render: RenderChart,
-) -> None:
-    spec = pod(render(CHART, sets=CLOUDWATCH))
-    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    assert "hostNetwork" not in pod(render(CHART, sets=[*CLOUDWATCH, "cloudwatch.hostNetwork=false"]))
-
-
 def test_the_configuration_of_the_cloudwatch_agent(render: RenderChart) -> None:
     """The agent's JSON schema accepts this document: aws/amazon-cloudwatch-agent, schema.json at ab55b8d.
 
@@ -207,12 +199,6 @@ def test_the_dashboard_shows_what_is_measured_by_default(render: RenderChart) ->
     counters = the(rendered, "ConfigMap", "-dcgm")["data"]["counters.csv"]
     assert shown <= set(re.findall(r"^DCGM_\w+", counters, re.MULTILINE))
     assert {"DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED"} <= shown
-
-
-def test_dcgm_measures_several_times_a_second_on_request(render: RenderChart) -> None:
-    rendered = render("gpu-metrics", values={"agent": "dcgm", "dcgm": {"intervalSeconds": 0.25}})
-    (exporter,) = the(rendered, "DaemonSet")["spec"]["template"]["spec"]["containers"]
-    assert {each["name"]: each.get("value") for each in exporter["env"]}["DCGM_EXPORTER_INTERVAL"] == "250"
 
 
 def test_the_service_of_dcgm_has_the_name_that_others_look_for(render: RenderChart) -> None:

@@ -25,7 +25,6 @@ GUARDED = {
     "autoscaler": ("default",),
 }
 JOBS = ("torch-elastic", "mpi-training", "paddle")
-RESTRICTED = ("autoscaler", "dataset", "etcd", "mpi-training", "mpijob", "paddle", "torch-elastic")
 # The training itself: its resources follow from the instance type, or are those of `resources`.
 TRAINING = {"trainer", "data"}
 # Containers of charts/torch-elastic/ci/full-values.yaml.
@@ -64,18 +63,6 @@ def test_every_container_around_the_training_has_requests_and_limits(matrix: Mat
         if not has_memory(container) and container["name"] not in TRAINING | GIVEN
     ]
     assert found == []
-
-
-@pytest.mark.parametrize("case", [each for each in CASES if each.ci and each.chart in RESTRICTED], ids=str)
-def test_pods_pass_the_restricted_pod_security_standard(matrix: Matrix, case: Case) -> None:
-    for pod in (each for manifest in matrix(case).manifests for each in pods(manifest.thaw())):
-        spec = pod["spec"]
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-        assert not [volume for volume in spec.get("volumes", ()) if "hostPath" in volume]
-        for container in containers_of(pod):
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False, container["name"]
-            assert list(container["securityContext"]["capabilities"]["drop"]) == ["ALL"], container["name"]
 
 
 @pytest.mark.parametrize(

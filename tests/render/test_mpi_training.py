@@ -15,7 +15,7 @@ import yaml
 
 from bireme.helm import Render
 from tests.render.cases import ROOT
-from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, the
+from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, job_of, the
 
 P4D: dict[str, Any] = {"instance": "p4d.24xlarge"}
 BOTH = pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
@@ -97,18 +97,33 @@ def test_every_pod_has_the_same_world(render: RenderChart, orchestrator: str) ->
         assert json.loads(variables["BIREME_MPI_ARGUMENTS"]) == ["--report-bindings"]
 
 
-def test_index_0_launches_and_ends_the_job(render: RenderChart) -> None:
-    rendered = render("mpi-training", sets=["workers=3", "recovery.backoffLimit=2"])
-    spec = the(rendered, "Job").thaw()["spec"]
-    assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (3, 3, "Indexed")
-    assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
-    assert spec["backoffLimit"] == 2
-    assert "backoffLimitPerIndex" not in spec
-    service = the(rendered, "Service")["spec"]
-    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
-
-
 ELASTIC = ["elastic.minWorkers=2", "elastic.maxWorkers=4", "workers=3", "args={python3,train.py}"]
+MPI_JOB = ["mpi.orchestrator=MPIJob"]
+IN_PLACE = ["job.suspend=true", "job.ttlSecondsAfterFinished=1", "job.activeDeadlineSeconds=1"]
+
+
+@pytest.mark.parametrize(
+    ("job", "change", "is_in_place"),
+    [
+        ([], ["workers=3"], False),
+        ([], ["env.A=1"], False),
+        ([], [*IN_PLACE, "recovery.backoffLimit=0"], True),
+        (MPI_JOB, ["workers=3"], False),
+        (MPI_JOB, ["args={a.py}"], False),
+        (MPI_JOB, ["launch.waitSeconds=5"], False),
+        (MPI_JOB, [*IN_PLACE, "recovery.backoffLimit=0"], True),
+        (ELASTIC, ["workers=4"], True),
+        (ELASTIC, ["elastic.maxWorkers=5"], False),
+    ],
+)
+def test_a_change_of_the_run_changes_the_immutable_digests_and_others_change_in_place(
+    render: RenderChart, job: list[str], change: list[str], is_in_place: bool
+) -> None:
+    before, after = (
+        job_of(render("mpi-training", sets=[*job, *sets]))["metadata"]["annotations"]["bireme/immutable"]
+        for sets in ([], change)
+    )
+    assert (before == after) is is_in_place
 
 
 def test_an_elastic_job_has_one_template_for_any_number_of_workers(
@@ -125,156 +140,10 @@ def test_an_elastic_job_has_one_template_for_any_number_of_workers(
     assert (workers.min_replicas, workers.replicas, workers.max_replicas) == (2, 3, 4)
 
 
-@pytest.mark.parametrize(("change", "is_in_place"), [("workers=4", True), ("elastic.maxWorkers=5", False)])
-def test_the_workers_of_an_elastic_job_change_in_place_and_their_limits_do_not(
-    render: RenderChart, change: str, is_in_place: bool
-) -> None:
-    before, after = (
-        the(render("mpi-training", sets=[*ELASTIC, *sets]), "Job").annotations["bireme/immutable"]
-        for sets in ([], [change])
-    )
-    assert (before == after) is is_in_place
-
-
 def test_the_check_of_an_elastic_job_looks_for_horovod(render: RenderChart) -> None:
     (check,) = [item for item in render("mpi-training", sets=ELASTIC).manifests if item.is_hook]
     variables = environment_of(check["spec"]["containers"][0])
     assert (variables["BIREME_MPI_ROLE"], variables["BIREME_MPI_LEAST"]) == ("check", "2")
-
-
-def test_an_mpi_job_waits_for_its_workers_and_deletes_them_at_the_end(render: RenderChart) -> None:
-    sets = [
-        "mpi.orchestrator=MPIJob",
-        "job.activeDeadlineSeconds=60",
-        "job.ttlSecondsAfterFinished=5",
-        "recovery.backoffLimit=1",
-    ]
-    rendered = render("mpi-training", sets=[*sets, "job.suspend=true"], **P4D)
-    spec = the(rendered, "MPIJob").thaw()["spec"]
-    assert spec["runPolicy"] == {
-        "cleanPodPolicy": "Running",
-        "backoffLimit": 1,
-        "activeDeadlineSeconds": 60,
-        "ttlSecondsAfterFinished": 5,
-        "suspend": True,
-    }
-    assert spec["launcherCreationPolicy"] == "WaitForWorkersReady"
-    assert (spec["slotsPerWorker"], spec["mpiImplementation"]) == (8, "OpenMPI")
-    assert container(rendered)["startupProbe"]["tcpSocket"]["port"] == "ssh"
-    assert environment(rendered, "launcher")["BIREME_MPI_ROLE"] == "launcher"
-    assert "nvidia.com/gpu" not in container(rendered, "launcher")["resources"]["limits"]
-    assert not {item.kind for item in rendered.manifests} & {"Job", "Secret", "Service"}
-
-
-@BOTH
-def test_a_kueue_queue_and_suspension(render: RenderChart, orchestrator: str) -> None:
-    sets = [f"mpi.orchestrator={orchestrator}"]
-    job = the(render("mpi-training", sets=[*sets, "queue.name=training"]), orchestrator)
-    assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
-    policy = job["spec"]["runPolicy"] if orchestrator == "MPIJob" else job["spec"]
-    assert "suspend" not in policy
-
-
-def test_root_has_only_the_capabilities_that_sshd_needs(render: RenderChart) -> None:
-    rendered = render("mpi-training", files=["values/mpi-as-root.yaml"])
-    capabilities = container(rendered)["securityContext"]["capabilities"]
-    assert pods(rendered)["worker"]["spec"]["securityContext"]["runAsUser"] == 0
-    assert (list(capabilities["drop"]), list(capabilities["add"])) == (
-        ["ALL"],
-        ["SETUID", "SETGID", "SYS_CHROOT"],
-    )
-
-
-def test_a_null_takes_a_key_of_the_workers_security_context_from_the_launcher(
-    render: RenderChart,
-) -> None:
-    own = {"privileged": None, "allowPrivilegeEscalation": None, "capabilities": {"drop": None}}
-    mpi = {"orchestrator": "MPIJob", "launcher": {"securityContext": own}}
-    security = {"privileged": True, "allowPrivilegeEscalation": True, "readOnlyRootFilesystem": False}
-    rendered = render("mpi-training", values={"mpi": mpi, "securityContext": security})
-    assert container(rendered)["securityContext"]["privileged"] is True
-    launcher = container(rendered, "launcher")["securityContext"]
-    assert launcher == {"readOnlyRootFilesystem": False, "capabilities": {}}
-
-
-def test_an_existing_secret_with_an_ssh_key_is_mounted(render: RenderChart) -> None:
-    rendered = render("mpi-training", sets=["mpi.ssh.existingSecret=mine"])
-    assert not [item for item in rendered.manifests if item.kind == "Secret"]
-    volumes = {volume["name"]: volume for volume in pods(rendered)["worker"]["spec"]["volumes"]}
-    assert volumes["ssh"]["secret"]["secretName"] == "mine"
-
-
-@pytest.mark.parametrize(
-    ("sets", "command", "args"),
-    [
-        ([], "-m bireme_runtime.mpi.supervisor --", "python3 /bireme/script/train.py"),
-        (
-            ["script=pass", "args={--fast}"],
-            "-m bireme_runtime.mpi.supervisor --",
-            "python3 /bireme/script/train.py --fast",
-        ),
-        (
-            ["args={/bin/prog,8}", "launch.extraArgs={9}"],
-            "-m bireme_runtime.mpi.supervisor --",
-            "/bin/prog 8 9",
-        ),
-        (
-            ["launch.command={sh,run.sh}", "args={8}"],
-            "-m bireme_runtime.mpi.supervisor --as-is --",
-            "sh run.sh 8",
-        ),
-    ],
-)
-def test_the_program_and_arguments_of_the_ranks(
-    render: RenderChart, sets: list[str], command: str, args: str
-) -> None:
-    rendered = render("mpi-training", sets=sets)
-    assert " ".join(container(rendered)["command"]) == f"python3 {command}"
-    assert " ".join(container(rendered)["args"]) == args
-
-
-@BOTH
-@pytest.mark.parametrize("sets", [["workers=3"], ["args={a.py}"], ["env.A=1"], ["launch.waitSeconds=5"]])
-def test_a_change_of_the_run_changes_the_immutable_digests(
-    render: RenderChart, orchestrator: str, sets: list[str]
-) -> None:
-    job = [f"mpi.orchestrator={orchestrator}"]
-    before, after = (
-        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme/immutable"]
-        for change in ([], sets)
-    )
-    assert before != after
-
-
-@BOTH
-def test_suspend_ttl_deadline_and_backoff_change_in_place(render: RenderChart, orchestrator: str) -> None:
-    job = [f"mpi.orchestrator={orchestrator}"]
-    in_place = [
-        "job.suspend=true",
-        "job.ttlSecondsAfterFinished=1",
-        "job.activeDeadlineSeconds=1",
-        "recovery.backoffLimit=0",
-    ]
-    before, after = (
-        the(render("mpi-training", sets=job + change), orchestrator).annotations["bireme/immutable"]
-        for change in ([], in_place)
-    )
-    assert before == after
-
-
-def test_the_time_for_the_probe_is_a_value(render: RenderChart) -> None:
-    assert environment(render("mpi-training", sets=["mpi.probeSeconds=900"]))["BIREME_PROBE_SECONDS"] == "900"
-
-
-def test_one_rank_may_drive_all_devices_of_its_node(render: RenderChart) -> None:
-    rendered = render("mpi-training", sets=["mpi.slots=1", "workers=2", "mpi.np=2"], **P4D)
-    assert container(rendered)["resources"]["limits"]["nvidia.com/gpu"] == "8"
-    assert environment(rendered)["BIREME_MPI_SLOTS"] == "1"
-
-
-def test_a_python_path_of_the_values_is_appended(render: RenderChart) -> None:
-    rendered = render("mpi-training", sets=["env.PYTHONPATH=/app"])
-    assert environment(rendered)["PYTHONPATH"] == "/bireme/runtime:/app"
 
 
 @pytest.mark.parametrize("workload", ["maskrcnn-tensorpack", "maskrcnn-optimized"])

@@ -124,19 +124,3 @@ def test_editors_of_a_namespace_can_edit_its_mpi_jobs_by_default(render: RenderC
     assert names == {"default:m", "default:m-edit", "default:m-view"}
     left = kinds(render("mpijob", sets=["rbac.aggregate=false"], release="m"), "ClusterRole")
     assert [role.name for role in left] == ["default:m"]
-
-
-def test_a_disruption_budget_lets_drains_evict_one_of_several_replicas(render: RenderChart) -> None:
-    assert kinds(render("mpijob", sets=["replicas=1"]), "PodDisruptionBudget") == []
-    (budget,) = kinds(render("mpijob"), "PodDisruptionBudget")
-    assert budget["spec"]["maxUnavailable"] == 1
-
-
-def test_spread_constraints_of_the_values_replace_the_default(render: RenderChart) -> None:
-    own = [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}]
-    (default,) = operator(render("mpijob"))["topologySpreadConstraints"]
-    assert default["topologyKey"] == "kubernetes.io/hostname"
-    (given,) = operator(render("mpijob", values={"topologySpreadConstraints": own}))[
-        "topologySpreadConstraints"
-    ]
-    assert given["topologyKey"] == "zone"

@@ -142,34 +142,6 @@ def test_host_ports_are_used_only_on_request(render: RenderChart) -> None:
     assert taken(["paddle.pservers.hostPorts=true"]) == [7164, 7165, 7166, 7167]
 
 
-def test_pod_templates_do_not_depend_on_the_number_of_trainers(render: RenderChart) -> None:
-    few, many = (render("paddle", sets=[f"workers={count}"], release="job") for count in (3, 6))
-    for job in ("job-r1", "job-ps-r1"):
-        one, other = (the(each, "Job", job).thaw() for each in (few, many))
-        assert one["spec"]["template"] == other["spec"]["template"]
-        assert one["metadata"]["annotations"] == other["metadata"]["annotations"]
-    assert environment(many, "job-r1", "trainer")["PADDLE_TRAINERS_NUM"] == "6"
-
-
-def test_each_role_has_its_own_resources_claims_and_nodes(render: RenderChart) -> None:
-    values = {
-        "paddle": {"pservers": {"resources": {"limits": {"memory": "3Gi"}}, "nodeSelector": {"pool": "ps"}}},
-        "resources": {"limits": {"memory": "5Gi"}},
-        "nodeSelector": {"pool": "trainers"},
-        "claims": [{"claimName": "photos", "mountPath": "/photos"}],
-    }
-    rendered = render("paddle", values=values, release="job")
-    for job, name, memory, pool, mounted in (
-        ("job-ps-r1", "pserver", "3Gi", "ps", {"/home/jobpath"}),
-        ("job-r1", "trainer", "5Gi", "trainers", {"/home/jobpath", "/photos"}),
-    ):
-        found = container(rendered, job, name)
-        assert found["resources"]["limits"]["memory"] == memory
-        assert the(rendered, "Job", job)["spec"]["template"]["spec"]["nodeSelector"]["pool"] == pool
-        mounts = {each["mountPath"] for each in found["volumeMounts"] if each["name"].startswith("claim")}
-        assert mounts == mounted
-
-
 def test_resources_of_a_collocated_pserver_are_subtracted_from_the_trainer(
     render: RenderChart,
 ) -> None:
@@ -218,19 +190,6 @@ def test_collective_workers_do_without_a_claim(render: RenderChart) -> None:
     assert not [each for each in pod["volumes"] if "persistentVolumeClaim" in each]
     (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/home/jobpath"]
     assert {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
-
-
-def test_labels_of_pods_reach_pservers_which_may_have_their_own(render: RenderChart) -> None:
-    sets = ["podLabels.team=vision", "podLabels.cost=a", "podAnnotations.note=all"]
-    own = ["paddle.pservers.podLabels.cost=b", "paddle.pservers.podAnnotations.note=own"]
-    rendered = render("paddle", sets=[*sets, *own], release="job")
-
-    def told(job: str) -> tuple[str, str, str]:
-        about = the(rendered, "Job", job)["spec"]["template"]["metadata"]
-        return about["labels"]["team"], about["labels"]["cost"], about["annotations"]["note"]
-
-    assert told("job-r1") == ("vision", "a", "all")
-    assert told("job-ps-r1") == ("vision", "b", "own")
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,17 @@ from bireme.core.manifests import Manifest
 from bireme.helm import Render
 from bireme.plan.workloads import kind_of
 from tests.support.instance_types import OWN_IMAGE
-from tests.support.rendered import RenderChart
+from tests.support.rendered import RenderChart, job_of
 
 CHARTS = ("torch-elastic", "mpi-training", "paddle")
 EFA = "instance.type=p4d.24xlarge"
 ZONE = "topology.kubernetes.io/zone"
 LAYER = "topology.k8s.aws/network-node-layer-3"
-QUEUE = ["queue.name=training", "placement.networkLayer=3"]
-
-
-def job(rendered: Render) -> Manifest:
-    """The Job of the workers; paddle has others too."""
-    jobs = [each for each in rendered.manifests if each.kind == "Job" and not each.is_hook]
-    (found,) = [each for each in jobs if each.labels["app.kubernetes.io/component"] in ("worker", "trainer")]
-    return found
 
 
 def template(rendered: Render) -> Mapping[str, Any]:
     """The template of the workers' pods."""
-    found: Mapping[str, Any] = job(rendered)["spec"]["template"]
+    found: Mapping[str, Any] = job_of(rendered)["spec"]["template"]
     return found
 
 
@@ -117,7 +109,7 @@ def test_a_gang_is_a_group_of_the_pods_that_start_together(
     def grouped(way: str) -> tuple[Manifest, Manifest]:
         rendered = render(chart, sets=[*sets, f"placement.gang={way}"])
         (group,) = [each for each in rendered.manifests if each.kind == "PodGroup"]
-        assert group.name == job(rendered).name
+        assert group.name == job_of(rendered)["metadata"]["name"]
         return group, Manifest(dict(template(rendered)))
 
     group, pods = grouped("volcano")
@@ -133,33 +125,6 @@ def test_a_gang_is_a_group_of_the_pods_that_start_together(
     assert "PodGroup" not in [each.kind for each in alone.manifests]
 
 
-def test_a_reservation_and_a_placement_group_are_labels_of_nodes(render: RenderChart) -> None:
-    sets = ["placement.reservationId=cr-0123456789abcdef0", "placement.placementGroupId=pg-0123456789abcdef0"]
-    selector = pod(render("torch-elastic", sets=sets))["nodeSelector"]
-    assert selector["karpenter.k8s.aws/capacity-reservation-id"] == "cr-0123456789abcdef0"
-    assert selector["karpenter.k8s.aws/placement-group-id"] == "pg-0123456789abcdef0"
-
-
-@pytest.mark.parametrize(
-    ("sets", "kept"),
-    [
-        ([], True),
-        (["placement.capacity=on-demand"], True),
-        (["placement.capacity=spot"], False),
-        (["placement.capacity=spot", "placement.doNotDisrupt=true"], True),
-        (["placement.doNotDisrupt=false"], False),
-    ],
-)
-@pytest.mark.parametrize("chart", CHARTS)
-def test_karpenter_may_evict_workers_on_spot_nodes(
-    render: RenderChart, chart: str, sets: list[str], kept: bool
-) -> None:
-    """Karpenter never evicts a pod with the annotation, so that it would not be told to save."""
-    annotations = template(render(chart, sets=sets))["metadata"]["annotations"]
-    assert ("karpenter.sh/do-not-disrupt" in annotations) == kept
-    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
-
-
 def of_kueue(given: Mapping[str, str]) -> dict[str, str]:
     return {key.removeprefix("kueue.x-k8s.io/"): value for key, value in given.items() if "kueue" in key}
 
@@ -168,7 +133,10 @@ def of_kueue(given: Mapping[str, str]) -> dict[str, str]:
 def test_kueue_places_workers_only_by_choice(render: RenderChart, chart: str) -> None:
     def asked(*sets: str) -> dict[str, str]:
         rendered = render(chart, sets=["queue.name=training", *sets])
-        found = {**job(rendered).annotations, **template(rendered)["metadata"]["annotations"]}
+        found = {
+            **job_of(rendered)["metadata"]["annotations"],
+            **template(rendered)["metadata"]["annotations"],
+        }
         return {key: value for key, value in of_kueue(found).items() if not key.startswith("pod-group")}
 
     assert asked() == {}
@@ -177,20 +145,6 @@ def test_kueue_places_workers_only_by_choice(render: RenderChart, chart: str) ->
     assert asked(*topology, "placement.networkMode=require") == {"podset-required-topology": LAYER}
     packed = render(chart, sets=["queue.name=training", *topology])
     assert affinity(packed) == {"required": [], "preferred": []}, "Kueue has chosen the nodes already"
-
-
-def test_kueue_is_told_with_how_few_workers_a_job_can_start(render: RenderChart) -> None:
-    sets = [*QUEUE, "workers=4", "elastic.minWorkers=2", "queue.admission=partial"]
-    annotations = of_kueue(job(render("torch-elastic", sets=sets)).annotations)
-    assert annotations == {"job-min-parallelism": "2", "job-completions-equal-parallelism": "true"}
-
-
-@pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
-def test_kueue_follows_the_number_of_workers_only_by_choice(render: RenderChart, chart: str) -> None:
-    elastic = render(chart, sets=[*QUEUE, "queue.admission=elastic"])
-    jobs = [each for each in elastic.manifests if each.kind == "Job" and not each.is_hook]
-    assert [of_kueue(each.annotations) for each in jobs] == [{"elastic-job": "true"}] * len(jobs)
-    assert {each.labels["kueue.x-k8s.io/queue-name"] for each in jobs} == {"training"}
 
 
 def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: RenderChart) -> None:
@@ -207,12 +161,6 @@ def test_pservers_and_trainers_are_one_group_of_pods_for_kueue(render: RenderCha
             "pod-group-name": "w2v-r1",
         }
         assert of_kueue(pods["annotations"]) == {"pod-group-total-count": "5"}
-
-
-@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
-def test_a_priority_class_of_kueue_is_a_label_of_the_job(render: RenderChart, chart: str) -> None:
-    labels = of_kueue(job(render(chart, sets=["queue.name=q", "queue.priorityClass=high"])).labels)
-    assert labels == {"queue-name": "q", "priority-class": "high"}
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,12 @@ from bireme.plan.picture import svg
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.elastic.monitor.status import Starts, WorkerStatus
-from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, the
+from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, job_of, the
 
 
 def trainer(rendered: Render) -> Mapping[str, Any]:
     container: Mapping[str, Any] = the(rendered, "Job")["spec"]["template"]["spec"]["containers"][0]
     return container
-
-
-def trainers(rendered: Render) -> Mapping[str, Any]:
-    """The spec of the Job of workers, or of Paddle's trainers."""
-    (spec,) = [each["spec"] for each in rendered.manifests if each.kind == "Job" and "-ps-" not in each.name]
-    found: Mapping[str, Any] = spec
-    return found
 
 
 def environment(rendered: Render) -> dict[str, str]:
@@ -71,18 +64,6 @@ def test_a_plan_shows_the_units_of_workers(plan: PlanChart, render: RenderChart)
     console.print(plan_view(planned))
     assert "× 4, 2 to 128, in units of 2" in console.file.getvalue()  # type: ignore[attr-defined]
     assert "BIREME_WORKERS_PER_UNIT" not in environment(render("torch-elastic"))
-
-
-def test_a_command_of_ones_own_may_have_units_where_the_number_of_workers_is_fixed(
-    render: RenderChart,
-) -> None:
-    """As a JobSet has them: every world has all workers, so it has whole units."""
-    fixed = [f"{key}=4" for key in ("workers", "elastic.minWorkers", "elastic.maxWorkers")]
-    sets = [*fixed, "elastic.workersPerUnit=2", "placement.gang=volcano", "launch.command={python3,train.py}"]
-    rendered = render("torch-elastic", sets=sets)
-    (group,) = [each for each in rendered.manifests if each.kind == "PodGroup"]
-    assert group["spec"]["minMember"] == 4
-    assert environment(rendered)["BIREME_WORKERS_PER_UNIT"] == "2"
 
 
 def test_a_release_in_a_shared_etcd_has_a_user_and_a_prefix_of_its_own(render: RenderChart) -> None:
@@ -142,7 +123,7 @@ def test_scaling_a_job_with_spares_changes_no_pod(render: RenderChart) -> None:
     assert before["spec"]["template"] == after["spec"]["template"]
 
 
-@pytest.mark.parametrize("sets", [[], ["pod.hugePages=5120Mi"], ["pod.hugePages=1024Mi"]])
+@pytest.mark.parametrize("sets", [["pod.hugePages=5120Mi"], ["pod.hugePages=1024Mi"]])
 def test_huge_pages_of_efa_nodes_are_subtracted_from_the_memory(render: RenderChart, sets: list[str]) -> None:
     rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
     assert trainer(rendered)["resources"]["limits"]["memory"] == "1075544Mi"
@@ -151,15 +132,11 @@ def test_huge_pages_of_efa_nodes_are_subtracted_from_the_memory(render: RenderCh
 @pytest.mark.parametrize(
     ("instance", "sets", "accelerators", "efa"),
     [
-        ("p4d.24xlarge", [], 8, 4),
         ("p4d.24xlarge", ["efa=1"], 8, 1),
         ("p4d.24xlarge", ["efa=0"], 8, 0),
         ("p4d.24xlarge", ["accelerators=4"], 4, 2),
-        ("p5.48xlarge", [], 8, 32),
         ("g5.8xlarge", [], 1, 0),
         ("g5.8xlarge", ["efa=all"], 1, 1),
-        ("p5en.48xlarge", [], 8, 16),
-        ("g5.xlarge", [], 1, 0),
         ("p4d.24xlarge", ["accelerators=0"], 0, 0),
     ],
 )
@@ -175,64 +152,22 @@ def test_two_workers_with_half_the_accelerators_share_a_node(plan: PlanChart) ->
     assert dict(totals.nodes) == {"p4d.24xlarge": 1}
 
 
-def test_the_pod_template_does_not_depend_on_the_number_of_workers(render: RenderChart) -> None:
-    few, many = (render("torch-elastic", instance="p4d.24xlarge", sets=[f"workers={n}"]) for n in (1, 100))
-    few_spec, many_spec = (the(rendered, "Job").thaw()["spec"] for rendered in (few, many))
-    assert (many_spec.pop("completions"), many_spec.pop("parallelism")) == (100, 100)
-    assert (few_spec.pop("completions"), few_spec.pop("parallelism")) == (1, 1)
-    assert few_spec == many_spec
-    key = "bireme/immutable"
-    assert the(few, "Job").annotations[key] == the(many, "Job").annotations[key]
-
-
 def test_the_pods_of_a_job_do_not_contain_the_chart_version(render: RenderChart) -> None:
     template = the(render("torch-elastic"), "Job").thaw()["spec"]["template"]
     assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(template["metadata"]["labels"])
 
 
 @pytest.mark.parametrize(
-    "sets",
-    [
-        ["image.tag=2.7.0"],
-        ["args={a.py}"],
-        ["env.A=1"],
-        ["podSecurityContext.runAsUser=2000"],
-        ["efa=1"],
-        ["script=pass"],
-    ],
+    "sets", [["image.tag=2.7.0"], ["podSecurityContext.runAsUser=2000"], ["script=pass"]]
 )
 def test_a_change_of_the_template_changes_the_immutable_digests(render: RenderChart, sets: list[str]) -> None:
-    key = "bireme/immutable"
     before, after = (
-        the(render("torch-elastic", instance="p4d.24xlarge", sets=change), "Job").annotations[key]
+        the(render("torch-elastic", instance="p4d.24xlarge", sets=change), "Job").annotations[
+            "bireme/immutable"
+        ]
         for change in ([], sets)
     )
     assert before != after
-
-
-def test_suspend_ttl_and_deadline_are_rendered_only_when_set(render: RenderChart) -> None:
-    keys = {"suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"}
-    assert not keys & set(the(render("torch-elastic"), "Job")["spec"])
-    sets = ["job.suspend=false", "job.ttlSecondsAfterFinished=0", "job.activeDeadlineSeconds=60"]
-    spec = the(render("torch-elastic", sets=sets), "Job")["spec"]
-    assert {key: spec[key] for key in keys} == {
-        "suspend": False,
-        "ttlSecondsAfterFinished": 0,
-        "activeDeadlineSeconds": 60,
-    }
-
-
-def test_a_kueue_queue_is_a_label_and_leaves_suspension_to_kueue(render: RenderChart) -> None:
-    job = the(render("torch-elastic", sets=["queue.name=training"]), "Job")
-    assert job.labels["kueue.x-k8s.io/queue-name"] == "training"
-    assert "suspend" not in job["spec"]
-
-
-def test_with_c10d_workers_meet_at_worker_0_without_etcd(render: RenderChart) -> None:
-    sets = ["rendezvous.backend=c10d", "etcd.enabled=false"]
-    rendered = render("torch-elastic", sets=sets, release="imagenet", namespace="team")
-    assert environment(rendered)["PET_RDZV_ENDPOINT"] == "imagenet-r1-0.imagenet.team.svc:29400"
-    assert not [item for item in rendered.manifests if item.kind == "StatefulSet"]
 
 
 def test_agents_meet_at_the_releases_etcd_under_any_name(render: RenderChart) -> None:
@@ -298,20 +233,6 @@ def test_all_pods_that_talk_over_http_have_the_token_of_the_release(
     assert told == [wanted] * (3 if chart == "paddle" else 2)
 
 
-def test_agents_know_what_a_login_costs_where_the_chart_made_the_password(
-    render: RenderChart,
-) -> None:
-    assert environment(render("torch-elastic"))["BIREME_ETCD_LOGIN_MS"] == "3"
-    of_others = render("torch-elastic", sets=["etcd.auth.existingSecret=etcd-users"])
-    assert "BIREME_ETCD_LOGIN_MS" not in environment(of_others)
-
-
-def test_the_user_of_etcd_comes_from_the_secret(render: RenderChart) -> None:
-    sets = ["etcd.auth.existingSecret=etcd-users"]
-    env = {item["name"]: item for item in trainer(render("torch-elastic", sets=sets))["env"]}
-    assert env["BIREME_ETCD_PASSWORD"]["valueFrom"]["secretKeyRef"]["name"] == "etcd-users"
-
-
 @pytest.mark.parametrize(
     ("chart", "instance", "sets", "wish"),
     [
@@ -328,7 +249,7 @@ def test_the_user_of_etcd_comes_from_the_secret(render: RenderChart) -> None:
 def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
     render: RenderChart, chart: str, instance: str, sets: list[str], wish: str | None
 ) -> None:
-    job = trainers(render(chart, instance=instance, sets=sets))
+    job = job_of(render(chart, instance=instance, sets=sets))["spec"]
     pod = job["template"]["spec"]
     main = pod["containers"][0]
     assert "NCCL_NET_PLUGIN" not in environment_of(main)
@@ -347,112 +268,6 @@ def test_an_init_container_looks_for_the_efa_that_workers_want_or_must_have(
     assert environment_of(devices)["BIREME_ACCELERATORS"] == "nvidia.com/gpu"
     for field in ("image", "resources", "securityContext", "volumeMounts"):
         assert devices[field] == main[field]
-
-
-@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training", "paddle"])
-@pytest.mark.parametrize(
-    "sets", [["launch.setup=export LD_LIBRARY_PATH=/opt/lib"], ["launch.command={train}"]]
-)
-def test_with_a_setup_the_entry_point_looks_for_efa_because_it_may_bring_it(
-    render: RenderChart, chart: str, sets: list[str]
-) -> None:
-    sets = [*sets, *(["paddle.useGpu=true"] if chart == "paddle" else [])]
-    pod = trainers(render(chart, instance="p4d.24xlarge", sets=sets))["template"]["spec"]
-    assert "devices" not in [each["name"] for each in pod.get("initContainers", ())]
-    assert environment_of(pod["containers"][0])["BIREME_EFA"] == "wanted"
-
-
-@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
-def test_nodes_that_pretend_to_have_devices_are_believed(render: RenderChart, chart: str) -> None:
-    files = ["values/kind.yaml" if chart == "torch-elastic" else "values/kind-mpi.yaml"]
-    env = environment(render(chart, instance="p5.4xlarge", files=files, sets=["efa=all"]))
-    assert not {"BIREME_EFA", "BIREME_ACCELERATORS"} & env.keys()
-
-
-def test_values_win_over_settings_of_the_instance_type(render: RenderChart) -> None:
-    sets = ["env.NCCL_SOCKET_IFNAME=eth0", "resources.limits.memory=64Gi", "pod.shm.size=8Gi"]
-    rendered = render("torch-elastic", instance="p4d.24xlarge", sets=sets)
-    assert environment(rendered)["NCCL_SOCKET_IFNAME"] == "eth0"
-    assert trainer(rendered)["resources"]["limits"]["memory"] == "64Gi"
-
-
-def test_warm_starts_are_a_value_and_off_by_default(render: RenderChart) -> None:
-    assert "BIREME_WARM_START" not in environment(render("torch-elastic"))
-    warm = environment(
-        render(
-            "torch-elastic",
-            values={"recovery": {"warmStart": {"enabled": True, "modules": ["torch", "a.b"]}}},
-        )
-    )
-    assert warm["BIREME_WARM_START"] == "true"
-    assert warm["BIREME_WARM_MODULES"] == "torch,a.b"
-
-
-@pytest.mark.parametrize("chart", ["torch-elastic", "paddle"])
-def test_a_python_path_of_the_values_comes_after_the_runtime(render: RenderChart, chart: str) -> None:
-    rendered = render(chart, sets=["env.PYTHONPATH=/app"])
-    workers = [job for job in rendered.manifests if job.kind == "Job"]
-    assert workers
-    for job in workers:
-        for container in job["spec"]["template"]["spec"]["containers"]:
-            assert environment_of(container)["PYTHONPATH"] == "/bireme/runtime:/app"
-
-
-def test_a_job_with_a_command_ends_when_all_of_its_workers_have_ended(
-    render: RenderChart,
-) -> None:
-    (rule,) = the(render("torch-elastic"), "Job")["spec"]["successPolicy"]["rules"]
-    assert dict(rule) == {"succeededCount": 1}
-    own = the(render("torch-elastic", sets=["launch.command={sh,run.sh}"]), "Job")["spec"]
-    assert "successPolicy" not in own
-    assert own["completions"] == own["parallelism"]
-
-
-def test_a_worker_checks_its_gpus_and_the_folder_of_checkpoints_before_it_joins(
-    render: RenderChart,
-) -> None:
-    env = environment(
-        render(
-            "torch-elastic", instance="p4d.24xlarge", values={"recovery": {"preflight": {"folder": "/fsx/c"}}}
-        )
-    )
-    assert env["BIREME_PREFLIGHT_ACCELERATORS"] == "8"
-    assert env["BIREME_PREFLIGHT_FOLDER"] == "/fsx/c"
-    off = environment(
-        render(
-            "torch-elastic", instance="p4d.24xlarge", values={"recovery": {"preflight": {"enabled": False}}}
-        )
-    )
-    assert not [name for name in off if name.startswith("BIREME_PREFLIGHT")]
-
-
-@pytest.mark.parametrize(
-    ("instance", "values", "pairs", "floor"),
-    [
-        ("p4d.24xlarge", {}, "true", "21.02"),
-        ("p4d.24xlarge", {"efa": 1}, "true", "2.945"),
-        ("p4d.24xlarge", {"accelerators": 4}, "true", None),
-        ("p4d.24xlarge", {"recovery": {"preflight": {"bandwidthGBps": 0}}}, "true", None),
-        ("p4d.24xlarge", {"recovery": {"preflight": {"bandwidthGBps": 12.5}}}, "true", "12.5"),
-        ("p3.8xlarge", {}, "true", None),
-        ("p4d.24xlarge", {"recovery": {"preflight": {"pairs": False}}}, None, None),
-        ("p4d.24xlarge", {"recovery": {"preflight": {"enabled": False}}}, None, None),
-        ("p4d.24xlarge", {"elastic": {"maxWorkers": 1}}, None, None),
-        ("p4d.24xlarge", {"pod": {"checkDevices": False}}, None, None),
-        (None, {}, None, None),
-        (None, {"recovery": {"preflight": {"pairs": True, "bandwidthGBps": 0.5}}}, "true", "0.5"),
-    ],
-)
-def test_neighbours_all_reduce_at_half_of_what_was_published_at_least(
-    render: RenderChart,
-    instance: str | None,
-    values: dict[str, Any],
-    pairs: str | None,
-    floor: str | None,
-) -> None:
-    env = environment(render("torch-elastic", instance=instance, values=values))
-    assert env.get("BIREME_PREFLIGHT_PAIRS") == pairs
-    assert env.get("BIREME_PREFLIGHT_BANDWIDTH") == floor
 
 
 def told_by_a_worker() -> set[str]:
@@ -491,23 +306,6 @@ def test_prometheus_finds_the_workers_and_a_network_policy_lets_it_in(render: Re
     (port,) = (each for each in pod["spec"]["containers"][0]["ports"] if each["name"] == endpoint["port"])
     assert monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
     assert {"protocol": "TCP", "port": port["containerPort"]} in policy["ingress"][-1]["ports"]
-
-
-@pytest.mark.parametrize(
-    ("memory", "shm"),
-    [
-        ("64Gi", "32768Mi"),
-        ("1.5Ti", "786432Mi"),
-        ("64G", "30517Mi"),
-        ("65536M", "31250Mi"),
-        (2**36, "32768Mi"),
-    ],
-)
-def test_memory_is_read_in_every_unit_of_kubernetes(render: RenderChart, memory: Any, shm: str) -> None:
-    values = {"resources": {"limits": {"memory": memory}}, "accelerators": 1}
-    rendered = render("torch-elastic", instance="p4d.24xlarge", values=values)
-    volumes = the(rendered, "Job")["spec"]["template"]["spec"]["volumes"]
-    assert [each["emptyDir"]["sizeLimit"] for each in volumes if each["name"] == "shm"] == [shm]
 
 
 def test_a_plan_of_many_workers_proposes_three_members_of_their_etcd(plan: PlanChart) -> None:

@@ -41,3 +41,24 @@ def container_of(pod: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def environment_of(container: Mapping[str, Any]) -> dict[str, str]:
     """The environment variables that a container is given as plain values."""
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def job_of(rendered: Render) -> Any:
+    """The Job or MPIJob that trains, as plain data."""
+    jobs = [each.thaw() for each in rendered.manifests if each.kind in ("Job", "MPIJob") and not each.is_hook]
+    (found,) = [each for each in jobs if "trainer" in [one["name"] for one in _pod(each)["containers"]]]
+    return found
+
+
+def pod_of(rendered: Render) -> Any:
+    """The specification of the pods that train. Of an MPIJob these are the workers."""
+    return _pod(job_of(rendered))
+
+
+def trainer_of(rendered: Render) -> Any:
+    """The container that trains."""
+    return container_of(pod_of(rendered), "trainer")
+
+
+def _pod(job: Any) -> Any:
+    return job["spec"].get("mpiReplicaSpecs", {}).get("Worker", job["spec"])["template"]["spec"]
