@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from tests.render.cases import CASES, ROOT, Case, request
 FOLDER = Path(__file__).parent / "golden"
 IMMUTABLE = "bireme/immutable"
 RUNTIME = "RUNTIME"
-ABSENT = "(absent)"
 DEFAULT_AND_FULL = {
     "dataset": ("s3", "mixed"),
     "efa-device-plugin": ("region", "neuron"),
@@ -103,35 +102,6 @@ def _digests(digests: Mapping[str, str], content: Object) -> dict[str, str]:
     has_runtime = RUNTIME in json.dumps(content["spec"])
     parts = {"volumes", "launcher"} if has_runtime else set()
     return {part: RUNTIME if part in parts else digest for part, digest in digests.items()}
-
-
-# --- differences ---
-
-
-def differences(old: Mapping[str, Object], new: Mapping[str, Object]) -> dict[str, Any]:
-    """The fields in which ``new`` differs from ``old``: their values in ``new`` by path."""
-    before, after = dict(_fields(old, "")), dict(_fields(new, ""))
-    paths = sorted(before.keys() | after.keys())
-    return {
-        path: after.get(path, ABSENT) for path in paths if before.get(path, ABSENT) != after.get(path, ABSENT)
-    }
-
-
-def _fields(content: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every scalar below ``content`` with its path. List items have their name as index, if all have one."""
-    if isinstance(content, dict) and content:
-        for key, value in content.items():
-            yield from _fields(value, f"{path}.{key}" if path else key)
-    elif isinstance(content, list) and content:
-        names = [item.get("name") if isinstance(item, dict) else None for item in content]
-        if None in names or len(set(names)) < len(names):
-            names = list(range(len(content)))
-        else:
-            yield f"{path}[]", " ".join(map(str, names))
-        for name, item in zip(names, content, strict=True):
-            yield from _fields(item, f"{path}[{name}]")
-    else:
-        yield path, content
 
 
 # --- YAML ---

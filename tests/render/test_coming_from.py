@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.helm import Renderer
-from bireme.testing.charts import RequestFor
-from tests.support.rendered import container_of, environment_of
+from tests.support.rendered import RenderChart, environment_of, job_of, pod_of, trainer_of
 
 PAGE = Path(__file__).parents[2] / "docs/coming-from.md"
 ROW = re.compile(r"^\| (?P<theirs>.+) \| `(?P<values>.+?)`(?P<aside>[^`|]*) \| `(?P<becomes>.+)` \|$")
@@ -34,11 +32,6 @@ def rows() -> Iterator[Any]:
             yield pytest.param(chart, yaml.safe_load(row["values"]), place, content, id=name)
 
 
-def pod_of(job: Any) -> Any:
-    """The spec of the pods that train."""
-    return job["spec"].get("mpiReplicaSpecs", {}).get("Worker", job["spec"])["template"]["spec"]
-
-
 def there(wanted: Any, found: Any) -> bool:
     """Whether ``found`` has all that ``wanted`` has: keys of a mapping, items of a list of mappings."""
     if isinstance(wanted, dict) and isinstance(found, dict):
@@ -50,14 +43,11 @@ def there(wanted: Any, found: Any) -> bool:
 
 @pytest.mark.parametrize(("chart", "values", "place", "content"), list(rows()))
 def test_a_field_becomes_what_the_row_says(
-    renderer: Renderer, request_for: RequestFor, chart: str, values: Any, place: str, content: Any
+    render: RenderChart, chart: str, values: Any, place: str, content: Any
 ) -> None:
-    found = renderer.render(request_for(chart, values=IMAGE.get(chart, {}) | values))
-    jobs = [each.thaw() for each in found.manifests if each.kind in ("Job", "MPIJob") and not each.is_hook]
-    (job,) = [each for each in jobs if any(one["name"] == "trainer" for one in pod_of(each)["containers"])]
-    spec = pod_of(job)
-    trainer = container_of(spec, "trainer")
-    roots = {"job": job, "pod": spec, "trainer": trainer, "env": environment_of(trainer)}
+    found = render(chart, values=IMAGE.get(chart, {}) | values)
+    trainer = trainer_of(found)
+    roots = {"job": job_of(found), "pod": pod_of(found), "trainer": trainer, "env": environment_of(trainer)}
     root, *path = place.split(".")
     value = roots[root]
     for key in path:

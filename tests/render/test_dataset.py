@@ -16,8 +16,6 @@ S3: dict[str, Any] = {
     "sources": [{"url": "s3://imagenet/ILSVRC"}],
 }
 
-RCLONE = {"repository": "example/python-rclone"}
-
 
 def pod(rendered: Render) -> Mapping[str, Any]:
     spec: Mapping[str, Any] = the(rendered, "Job")["spec"]["template"]["spec"]
@@ -74,12 +72,6 @@ def test_a_proxy_and_its_authority_reach_every_step(render: RenderChart) -> None
     assert {"name": "ca", "configMap": {"name": "site"}} in pod(rendered)["volumes"]
 
 
-def test_credentials_come_from_a_secret_only(render: RenderChart) -> None:
-    rendered = render("dataset", files=["charts/dataset/ci/mixed-values.yaml"])
-    assert env(rendered)["AWS_SECRET_ACCESS_KEY"]["secretKeyRef"]["name"] == "s3-keys"
-    assert "AWS_ACCESS_KEY_ID" not in env(render("dataset", values=S3))
-
-
 def test_exit_codes_that_no_retry_helps_fail_the_job(render: RenderChart) -> None:
     rules = the(render("dataset", values=S3), "Job")["spec"]["podFailurePolicy"]["rules"]
     codes = {rule["onExitCodes"]["containerName"]: list(rule["onExitCodes"]["values"]) for rule in rules[1:]}
@@ -93,16 +85,6 @@ def test_the_config_map_holds_only_the_code_of_the_dataset_component(render: Ren
         "data"
     ]
     assert not [key for key in others if "__dataset__" in key or "__sources__" in key]
-
-
-def test_the_configuration_of_rclone_comes_from_its_secret(render: RenderChart) -> None:
-    source = {"url": "rclone://gcs/bucket/train", "rclone": {"secret": "remotes", "key": "gcs.conf"}}
-    rendered = render("dataset", values=S3 | {"sources": [source], "image": RCLONE})
-    assert env(rendered)["BIREME_SOURCE_0_RCLONE_CONFIG"] == "/bireme/rclone/0/gcs.conf"
-    (volume,) = (each for each in pod(rendered)["volumes"] if each["name"] == "rclone-0")
-    assert volume["secret"]["secretName"] == "remotes"
-    mounts = container_of(pod(rendered), "stage")["volumeMounts"]
-    assert {"name": "rclone-0", "mountPath": "/bireme/rclone/0", "readOnly": True} in mounts
 
 
 def test_coco_is_copied_to_a_bucket_if_one_is_named(render: RenderChart) -> None:
@@ -132,14 +114,6 @@ def test_validation_images_of_imagenet_are_sorted_by_class(render: RenderChart, 
     subprocess.run(["sh", "-ec", script.replace(staging, str(tmp_path))], check=True)
     found = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.JPEG"))
     assert found == ["val/n01/a.JPEG", "val/n01/c.JPEG", "val/n02/b.JPEG"]
-
-
-def test_a_pod_with_a_script_holds_the_lock_of_the_dataset_from_first_to_last(
-    render: RenderChart,
-) -> None:
-    first, *_ = pod(render("dataset", values=S3 | {"prepare": {"script": "true"}}))["initContainers"]
-    assert (first["name"], first["restartPolicy"]) == ("lock", "Always")
-    assert [each["name"] for each in pod(render("dataset", values=S3))["initContainers"]] == ["stage"]
 
 
 def test_a_dataset_at_the_root_of_a_claim_is_staged_and_verified_there(

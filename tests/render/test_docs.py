@@ -95,15 +95,6 @@ def test_a_packaged_chart_contains_its_dependencies_and_renders_the_same(
     assert texts[0] == texts[1]
 
 
-def test_every_key_of_values_yaml_has_a_comment(charts: list[Path]) -> None:
-    """helm-docs prints an empty description for a key without one."""
-    for chart in charts:
-        rows = re.findall(
-            r"^\| (\S+) \| \S+ \| (.+) \| (.*) \|$", (chart / "README.md").read_text(), re.MULTILINE
-        )
-        assert [key for key, _, description in rows if not description.strip()] == [], chart.name
-
-
 JOB_CHARTS = [
     chart for chart in CHARTS if '/trainingJob"' in (ROOT / f"schemas/{chart}.schema.json").read_text()
 ]
@@ -142,12 +133,6 @@ def test_a_job_chart_has_few_keys_at_the_top_under_headings(chart: str) -> None:
     assert len(yaml.safe_load(text)) <= MOST_AT_THE_TOP
     headings = re.findall(r"^# ===== (.+) =====$", text, re.MULTILINE)
     assert (headings[0], len(headings) >= 8) == ("What everybody sets", True)
-
-
-@pytest.mark.parametrize("chart", CHARTS)
-def test_a_comment_of_a_value_is_one_line(chart: str) -> None:
-    lines = (ROOT / f"charts/{chart}/values.yaml").read_text().splitlines()
-    assert [line for line in lines if len(line.strip()) > 110] == []
 
 
 def test_editors_find_the_schema_of_each_values_file() -> None:

@@ -88,14 +88,8 @@ def test_a_label_of_ones_own_is_an_alternative_and_never_means_auto_mode(
     [
         ("us-west-2", "602401143452.dkr.ecr.us-west-2.amazonaws.com"),
         ("eu-central-2", "900612956339.dkr.ecr.eu-central-2.amazonaws.com"),
-        ("us-gov-west-1", "013241004608.dkr.ecr.us-gov-west-1.amazonaws.com"),
         ("cn-north-1", "918309763551.dkr.ecr.cn-north-1.amazonaws.com.cn"),
-        ("ap-east-2", "533267051163.dkr.ecr.ap-east-2.amazonaws.com"),
-        ("mx-central-1", "730335286997.dkr.ecr.mx-central-1.amazonaws.com"),
-        ("us-iso-east-1", "725322719131.dkr.ecr.us-iso-east-1.c2s.ic.gov"),
-        ("us-isob-east-1", "187977181151.dkr.ecr.us-isob-east-1.sc2s.sgov.gov"),
         ("us-isof-south-1", "676585237158.dkr.ecr.us-isof-south-1.csp.hci.ic.gov"),
-        ("eu-isoe-west-1", "249663109785.dkr.ecr.eu-isoe-west-1.cloud.adc-e.uk"),
     ],
 )
 def test_the_image_is_from_the_registry_of_the_region(

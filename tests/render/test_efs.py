@@ -81,19 +81,6 @@ def test_a_dynamic_volume_has_its_own_storage_class_that_retains(render: RenderC
     assert not objects(rendered, "PersistentVolume")
 
 
-def test_volumes_and_classes_have_the_names_that_the_values_give(render: RenderChart) -> None:
-    given = {
-        "home": NFS | {"persistentVolume": {"name": "efs-home"}},
-        "runs": DYNAMIC | {"storageClass": {"name": "efs-runs"}},
-        "logs": {"type": "dynamic", "storageClassName": "efs-runs"},
-    }
-    rendered = render("efs", values={"volumes": given})
-    claims = {name: each["spec"] for name, each in objects(rendered, "PersistentVolumeClaim").items()}
-    assert claims["home"]["volumeName"] == volume(rendered).name == "efs-home"
-    assert list(objects(rendered, "StorageClass")) == ["efs-runs"]
-    assert claims["runs"]["storageClassName"] == claims["logs"]["storageClassName"] == "efs-runs"
-
-
 @pytest.mark.parametrize("given", [NFS, CSI | {"path": "/runs"}])
 def test_a_folder_with_an_owner_is_given_to_it_by_a_job(render: RenderChart, given: dict[str, Any]) -> None:
     """A new file system belongs to root, and neither NFS nor the driver applies fsGroup."""
@@ -107,29 +94,3 @@ def test_a_folder_with_an_owner_is_given_to_it_by_a_job(render: RenderChart, giv
     assert list(container["securityContext"]["capabilities"]["add"]) == ["CHOWN", "FOWNER"]
     another = render("efs", values={"volumes": {"data": owned | {"uid": 1001}}})
     assert set(objects(another, "Job")) != {job.name}, "a Job cannot change"
-
-
-def test_an_access_point_has_the_parameters_that_were_asked_for(render: RenderChart) -> None:
-    given = DYNAMIC | {
-        "gidRangeStart": 2000,
-        "gidRangeEnd": 3000,
-        "subPathPattern": "${.PVC.namespace}/${.PVC.name}",
-        "ensureUniqueDirectory": False,
-        "reuseAccessPoint": True,
-        "az": "us-west-2b",
-        "secret": {"name": "x-account", "namespace": "kube-system"},
-    }
-    (made,) = objects(render("efs", values={"volumes": {"data": given}}), "StorageClass").values()
-    assert dict(made["parameters"]) == {
-        "provisioningMode": "efs-ap",
-        "fileSystemId": DYNAMIC["fileSystemId"],
-        "directoryPerms": "700",
-        "gidRangeStart": "2000",
-        "gidRangeEnd": "3000",
-        "subPathPattern": "${.PVC.namespace}/${.PVC.name}",
-        "ensureUniqueDirectory": "false",
-        "reuseAccessPoint": "true",
-        "az": "us-west-2b",
-        "csi.storage.k8s.io/provisioner-secret-name": "x-account",
-        "csi.storage.k8s.io/provisioner-secret-namespace": "kube-system",
-    }

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from bireme.helm import Render
 from tests.support.rendered import RenderChart, the
 
@@ -24,27 +22,6 @@ def test_more_replicas_do_not_change_the_pods_of_existing_members(
     assert one["template"] == three["template"]
 
 
-@pytest.mark.parametrize(("backup", "policy"), [("true", "keep"), ("false", None)])
-def test_the_passwords_stay_after_an_uninstall_where_snapshots_stay(
-    render: RenderChart, backup: str, policy: str | None
-) -> None:
-    sets = ["persistence.enabled=false", f"backup.enabled={backup}", "backup.url=s3://snapshots/etcd"]
-    secret = the(render("etcd", sets=[*sets, "s3.existingSecret=keys"]), "Secret")
-    assert secret["metadata"]["annotations"].get("helm.sh/resource-policy") == policy
-
-
-@pytest.mark.parametrize(
-    ("mode", "key"),
-    [
-        ("hard", "requiredDuringSchedulingIgnoredDuringExecution"),
-        ("soft", "preferredDuringSchedulingIgnoredDuringExecution"),
-    ],
-)
-def test_anti_affinity_keeps_members_on_different_nodes(render: RenderChart, mode: str, key: str) -> None:
-    spec = stateful_set(render("etcd", sets=["replicas=3", f"antiAffinity={mode}"]))
-    assert key in spec["template"]["spec"]["affinity"]["podAntiAffinity"]
-
-
 def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: RenderChart) -> None:
     def cost(*sets: str) -> object:
         found = render("etcd", sets=list(sets)).manifests
@@ -54,26 +31,6 @@ def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: RenderCh
     assert cost("auth.enabled=true") == 4
     assert cost("auth.enabled=true", "auth.existingSecret=people") is None
     assert cost("auth.enabled=false") is None
-
-
-def test_members_ask_for_users_unless_a_value_says_no(render: RenderChart) -> None:
-    def containers(*sets: str) -> list[str]:
-        pod = stateful_set(render("etcd", sets=list(sets)))["template"]["spec"]
-        return [container["name"] for container in pod["containers"]]
-
-    assert containers() == ["etcd", "users"]
-    assert containers("auth.enabled=false") == ["etcd"]
-
-
-def test_a_member_is_ready_once_etcd_asks_for_the_users_of_the_secret(render: RenderChart) -> None:
-    pod = stateful_set(render("etcd", sets=["auth.existingSecret=people"]))["template"]["spec"]
-    users = pod["containers"][1]
-    (port,) = users["ports"]
-    assert users["readinessProbe"]["httpGet"]["port"] == port["name"]
-    assert {"name": "users", "secret": {"secretName": "people"}} in pod["volumes"]
-
-
-SECURED = "charts/etcd/ci/secured-values.yaml"
 
 
 def manifest(rendered: Render, kind: str, name: str) -> Mapping[str, Any]:
@@ -167,20 +124,3 @@ def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
     assert list(fetcher["command"])[3:] == ["fetch", "/claim", "/snapshots", "latest.db"]
     (mount,) = [dict(m) for m in fetcher["volumeMounts"] if m["name"] == claim]
     assert mount == {"name": claim, "mountPath": "/claim", "readOnly": True, "subPath": "prod"}
-
-
-@pytest.mark.parametrize(
-    ("tag", "live", "ready"),
-    [
-        ("v3.5.6", {"tcpSocket": {"port": "health"}}, "/health"),
-        ("v3.5.11", {"httpGet": {"path": "/livez", "port": "health"}}, "/readyz"),
-    ],
-)
-def test_an_old_etcd_is_probed_by_what_it_has(
-    render: RenderChart, tag: str, live: dict[str, Any], ready: str
-) -> None:
-    spec = the(render("etcd", sets=[f"image.tag={tag}"]), "StatefulSet")["spec"]["template"]["spec"]
-    (member,) = [each for each in spec["containers"] if each["name"] == "etcd"]
-    assert member["readinessProbe"]["httpGet"]["path"] == ready
-    for probe in ("startupProbe", "livenessProbe"):
-        assert live.items() <= json.loads(json.dumps(dict(member[probe]), default=dict)).items()

@@ -44,16 +44,6 @@ def test_a_dynamic_claim_has_its_own_storage_class(render: RenderChart) -> None:
     }
 
 
-def test_a_bucket_is_imported_and_exported(render: RenderChart) -> None:
-    parameters = the(render("fsx", files=["charts/fsx/ci/s3-values.yaml"]), "StorageClass")["parameters"]
-    assert (parameters["s3ImportPath"], parameters["s3ExportPath"]) == (
-        "s3://imagenet/ILSVRC",
-        "s3://imagenet/export",
-    )
-    assert parameters["autoImportPolicy"] == "NEW_CHANGED"
-    assert not {"perUnitStorageThroughput", "automaticBackupRetentionDays"} & set(parameters)
-
-
 def test_the_owner_of_a_new_file_system_is_of_the_release_and_takes_its_registries(
     render: RenderChart,
 ) -> None:

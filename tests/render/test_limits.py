@@ -236,18 +236,6 @@ BALANCED = [
 
 
 @BOARDS
-def test_tensorboard_is_placed_by_values_of_its_own(render: RenderChart, chart: str) -> None:
-    sets = [
-        *BOARD,
-        "monitoring.tensorboard.nodeSelector.pool=cpu",
-        "monitoring.tensorboard.tolerations[0].key=team",
-    ]
-    spec = the(render(chart, sets=sets), "Deployment")["spec"]["template"]["spec"]
-    assert dict(spec["nodeSelector"]) == {"pool": "cpu", "kubernetes.io/os": "linux"}
-    assert [dict(each) for each in spec["tolerations"]] == [{"key": "team"}]
-
-
-@BOARDS
 def test_tensorboard_is_reached_from_named_networks_on_request(render: RenderChart, chart: str) -> None:
     def service(sets: list[str]) -> Mapping[str, Any]:
         return the(render(chart, sets=sets), "Service", "-tensorboard").thaw()

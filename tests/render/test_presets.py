@@ -21,8 +21,9 @@ def objects(manifests: tuple[Manifest, ...]) -> list[Any]:
     return [each.thaw() for each in manifests]
 
 
-@pytest.mark.parametrize("chart", JOBS)
-@pytest.mark.parametrize("instance", ["p4d.24xlarge", "g5.xlarge", "trn1.32xlarge"])
+@pytest.mark.parametrize(
+    ("chart", "instance"), [*((chart, "p4d.24xlarge") for chart in JOBS), ("torch-elastic", "trn1.32xlarge")]
+)
 def test_the_type_alone_renders_what_its_values_file_renders(
     renderer: Renderer, request_for: RequestFor, chart: str, instance: str
 ) -> None:
@@ -35,28 +36,6 @@ def test_the_type_alone_renders_what_its_values_file_renders(
 def test_the_chart_knows_every_type_of_values_instances(bireme_paths: Any) -> None:
     inside: Path = bireme_paths.charts / "training/files/instances"
     assert sorted(file.stem for file in inside.glob("*.yaml")) == TYPES
-
-
-def test_a_fact_in_the_values_wins_over_that_of_the_type(renderer: Renderer, request_for: RequestFor) -> None:
-    sets = ["instance.type=p4d.24xlarge", "instance.allocatableMemoryMiB=900000", "pod.hugePages=5120Mi"]
-    (job,) = [
-        each
-        for each in renderer.render(request_for("torch-elastic", sets=sets)).manifests
-        if each.kind == "Job" and not each.is_hook
-    ]
-    (trainer,) = job.thaw()["spec"]["template"]["spec"]["containers"]
-    assert trainer["resources"]["limits"]["memory"] == f"{900000 - 2048 - 5120}Mi"
-    assert trainer["resources"]["limits"]["nvidia.com/gpu"] == "8"
-
-
-def test_an_unknown_type_renders_with_the_facts_it_needs(renderer: Renderer, request_for: RequestFor) -> None:
-    instance = {
-        "type": "p9.48xlarge",
-        "vcpu": 192,
-        "allocatableMemoryMiB": 2000000,
-        "accelerator": {"count": 8, "name": "X100", "resource": "nvidia.com/gpu"},
-    }
-    assert renderer.render(request_for("torch-elastic", values={"instance": instance})).manifests
 
 
 def test_the_values_for_nvidias_device_plugin_select_each_node_with_its_gpus(bireme_paths: Any) -> None:
