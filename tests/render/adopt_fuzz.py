@@ -1,14 +1,9 @@
-"""Jobs of adopt.yaml with fields of any type: python -m tests.render.adopt_fuzz [COUNT [FIRST]].
-
-Prints each job that ends in anything but values or a sentence, with its seed.
-"""
+"""Jobs of adopt.yaml with fields of any type, and those that end in anything but values or a sentence."""
 
 from __future__ import annotations
 
 import copy
 import random
-import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -22,10 +17,6 @@ from bireme.adopt.tables import table
 from bireme.audit.documents import read
 from bireme.audit.rules import Auditor
 from bireme.core.errors import BiremeError
-from bireme.core.paths import Paths
-from bireme.helm import Renderer
-from bireme.plan.instances import load_instances
-from bireme.tools import Toolbox
 
 HERE = Path(__file__).parent
 ODD: tuple[Any, ...] = (
@@ -91,18 +82,3 @@ class Fuzzer:
             return f"seed {seed}: {traceback.format_exc()[-900:]}"
         took = time.process_time() - began
         return f"seed {seed}: {took:.0f} s" if took > SLOW_SECONDS else ""
-
-
-def main(count: int = 10_000, first: int = 0) -> int:
-    paths = Paths.discover()
-    adopter = Adopter(
-        Renderer(Toolbox(paths), paths), paths.charts, load_instances(paths), {"args": ["a.py"]}
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        faults = list(filter(None, map(Fuzzer(adopter, Path(folder)).fault, range(first, first + count))))
-    print("\n".join([*faults[:20], f"{len(faults)} of {count:,} jobs end in a fault"]))
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))

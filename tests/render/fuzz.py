@@ -1,4 +1,4 @@
-"""Every key of every schema, with texts and types that could leave their field: python -m tests.render.fuzz.
+"""Every key of every schema, with texts and types that could leave their field.
 
 What the schema refuses must be refused with a sentence. What it accepts is rendered by Helm: the value is in
 its field and nowhere else, or a rule refuses it with a sentence. For that each render is held against those
@@ -22,7 +22,6 @@ from bireme.core.paths import Paths
 from bireme.helm import ChartValues, Render, Renderer, RenderError, RenderRequest
 from bireme.helm import values as value_files
 from bireme.schemas.problems import explain, resolved
-from bireme.tools import Toolbox
 
 MARK = "zq9"
 TEXTS: Sequence[Any] = (
@@ -231,11 +230,6 @@ class Fuzzer:
         assert all(sentences), f"{trial}: {sentences}"
         assert bool(sentences) == bool(errors), f"{trial}: refused without a sentence"
         return bool(errors)
-
-    @property
-    def charts(self) -> Sequence[str]:
-        """The names of all charts."""
-        return list(self._charts)
 
     def all_faults(self, chart: str) -> Iterator[str]:
         """What is wrong with the outcome of any trial of ``chart``; standard error has the progress.
@@ -541,15 +535,3 @@ def _leaves(value: Any, at: Path_) -> Iterator[tuple[Path_, Any]]:
             yield from _leaves(below, (*at, number))
     else:
         yield at, value
-
-
-def main(charts: Sequence[str]) -> None:
-    paths = Paths.discover()
-    fuzzer = Fuzzer(paths, Renderer(Toolbox(paths), paths, keeps=False))
-    for chart in charts or fuzzer.charts:
-        for fault in fuzzer.all_faults(chart):
-            print(fault, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -13,7 +13,7 @@ from bireme.plan.instances import Instance, admits
 from bireme.plan.topology import fit
 from bireme.provision.groups import Fleet
 from tests.support.instance_types import OWN_IMAGE
-from tests.support.rendered import PlanChart, RenderChart, container_of, environment_of, the
+from tests.support.rendered import PlanChart, RenderChart, environment_of, the, trainer_of
 
 VALUES = {
     "instance": {"type": "ml.p5.48xlarge"},
@@ -32,12 +32,11 @@ def test_a_type_of_hyperpod_has_the_facts_of_ec2s(render: RenderChart) -> None:
         "sagemaker.amazonaws.com/node-health-status": "Schedulable",
         "sagemaker.amazonaws.com/deep-health-check-status": "Passed",
     }
-    trainer = container_of(pod, "trainer")
+    trainer = trainer_of(rendered)
     limits = trainer["resources"]["limits"]
     assert (limits["nvidia.com/gpu"], limits["vpc.amazonaws.com/efa"]) == ("8", "32")
     ec2 = render("torch-elastic", values=VALUES | {"instance": {"type": "p5.48xlarge"}})
-    same = container_of(the(ec2, "Job").thaw()["spec"]["template"]["spec"], "trainer")
-    assert environment_of(trainer) == environment_of(same)
+    assert environment_of(trainer) == environment_of(trainer_of(ec2))
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "hyperpod-ns-vision-localqueue"
     assert job["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high-priority"
 
@@ -74,8 +73,7 @@ def test_workers_ask_for_the_vcpu_that_nodes_without_threads_have(
     render: RenderChart, instance: Mapping[str, Any], cpu: str
 ) -> None:
     rendered = render("torch-elastic", values=VALUES | {"instance": instance}, sets=OWN_IMAGE)
-    trainer = container_of(the(rendered, "Job").thaw()["spec"]["template"]["spec"], "trainer")
-    assert trainer["resources"]["requests"]["cpu"] == cpu
+    assert trainer_of(rendered)["resources"]["requests"]["cpu"] == cpu
 
 
 @pytest.mark.parametrize(

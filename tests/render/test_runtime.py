@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +44,25 @@ LARGEST_BYTES = 256 * 1024
 """`kubectl apply` keeps a copy of an object in an annotation, which has no more."""
 
 
-@pytest.mark.parametrize("given", GIVEN)
-def test_each_container_gets_the_code_that_it_runs(render: RenderChart, tmp_path: Path, given: str) -> None:
-    used = list(entries(rendered(render, given)))
-    assert used
-    for number, (module, files) in enumerate(used):
+def test_each_container_gets_the_code_that_it_runs(render: RenderChart, tmp_path: Path) -> None:
+    # What is imported of the same files is imported by one Python.
+    shipped: dict[tuple[tuple[str, str], ...], set[str]] = {}
+    for given in GIVEN:
+        used = list(entries(rendered(render, given)))
+        assert used, given
+        for module, files in used:
+            shipped.setdefault(tuple(sorted(files.items())), set()).add(module)
+    for number, (sources, entry_points) in enumerate(shipped.items()):
         folder = tmp_path / str(number)
-        for path, source in files.items():
+        for path, source in sources:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(source)
         # With the whole of what it imports, at once or later, and nothing beside it.
-        modules = [module, *(name for each in files.values() for name in imported(each))]
-        code = f"import importlib\nfor each in {sorted(set(modules))}: importlib.import_module(each)"
+        modules = entry_points.union(*(imported(source) for _, source in sources))
+        code = f"import importlib\nfor each in {sorted(modules)}: importlib.import_module(each)"
         command = [sys.executable, "-S", "-c", code]
         done = subprocess.run(command, env={"PYTHONPATH": str(folder)}, capture_output=True, text=True)
-        assert done.returncode == 0, f"{module} from what {given} ships: {done.stderr}"
+        assert done.returncode == 0, f"{entry_points}: {done.stderr}"
 
 
 @pytest.mark.parametrize("given", GIVEN)
@@ -67,6 +72,24 @@ def test_kubectl_can_apply_each_config_map_and_a_pod_mounts_it(render: RenderCha
     sizes = {name: sum(map(len, data.values())) for name, data in config_maps(there).items()}
     assert set(sizes) == mounted
     assert max(sizes.values()) < LARGEST_BYTES
+
+
+@pytest.fixture(scope="module")
+def commented(bireme_paths: Paths, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Copies of the charts, in each of which the modules of one folder have another comment."""
+
+    @cache
+    def copied(folder: str) -> Path:
+        copy = tmp_path_factory.mktemp("copy")
+        for name in ("charts", "runtime", "values"):
+            shutil.copytree(bireme_paths.root / name, copy / name, symlinks=True)
+        files = list((copy / "runtime/src/bireme_runtime" / folder).glob("*.py"))
+        assert len(files) > 1
+        for file in files:
+            file.write_text(f"{file.read_text()}# a comment\n")
+        return copy / "charts"
+
+    return copied
 
 
 SERVICE, SERVER, DATASET = "dispatcher/service", "etcd/server", "dataset"
@@ -96,21 +119,10 @@ SERVICE, SERVER, DATASET = "dispatcher/service", "etcd/server", "dataset"
     ],
 )
 def test_a_changed_comment_reaches_the_pods_that_run_the_code_and_no_others(
-    render: RenderChart,
-    bireme_paths: Paths,
-    tmp_path: Path,
-    given: str,
-    folder: str,
-    changed: set[str],
+    render: RenderChart, commented: Callable[[str], Path], given: str, folder: str, changed: set[str]
 ) -> None:
-    for name in ("charts", "runtime", "values"):
-        shutil.copytree(bireme_paths.root / name, tmp_path / name, symlinks=True)
-    files = list((tmp_path / "runtime/src/bireme_runtime" / folder).glob("*.py"))
-    assert len(files) > 1
-    for file in files:
-        file.write_text(f"{file.read_text()}# a comment\n")
     before = templates(rendered(render, given))
-    after = templates(rendered(render, given, tmp_path / "charts"))
+    after = templates(rendered(render, given, commented(folder)))
     assert before.keys() == after.keys()
     assert {kind for kind, name in before if before[kind, name] != after[kind, name]} == changed
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render
-from tests.support.rendered import RenderChart, container_of
+from tests.support.rendered import RenderChart, container_of, job_of, pod_of
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "200Gi"}
-ELSEWHERE = [{"claimName": "runs", "mountPath": "/runs"}]
-ALSO_MOUNTED = [*ELSEWHERE, {"claimName": "fsx-pvc", "mountPath": "/fsx"}]
+ALSO_MOUNTED = [{"claimName": "runs", "mountPath": "/runs"}, {"claimName": "fsx-pvc", "mountPath": "/fsx"}]
 
 
 # The charts whose workers can verify and stage data, with the values for each form of job.
@@ -27,26 +25,6 @@ TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
 EACH_TRAINING = pytest.mark.parametrize(("chart", "own"), TRAININGS.values(), ids=TRAININGS)
 
 
-def job(rendered: Render) -> Mapping[str, Any]:
-    """The spec of the Job that trains."""
-    (found,) = [
-        item["spec"]
-        for item in rendered.manifests
-        if item.kind == "Job" and not item.is_hook and trains(item["spec"]["template"]["spec"])
-    ]
-    assert isinstance(found, Mapping)
-    return found
-
-
-def trains(pod: Mapping[str, Any]) -> bool:
-    return "trainer" in {container["name"] for container in pod["containers"]}
-
-
-def pod(rendered: Render) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = job(rendered)["template"]["spec"]
-    return found
-
-
 def mounts(container: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {each["mountPath"]: each for each in container["volumeMounts"]}
 
@@ -55,7 +33,7 @@ def mounts(container: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def test_a_worker_copies_data_to_its_node_before_training(
     render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
-    spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "data": {"staging": STAGING}}))
+    spec = pod_of(render(chart, instance="p4d.24xlarge", values={**own, "data": {"staging": STAGING}}))
     copier, trainer = container_of(spec, "staging"), container_of(spec, "trainer")
     (settings,) = [json.loads(each["value"]) for each in copier["env"] if each["name"] == "BIREME_DATASET"]
     assert settings == {"target": "/staging/data", "sources": [{"url": "file:///source"}]}
@@ -76,21 +54,10 @@ def test_a_staged_claim_that_is_also_mounted_has_one_volume(
     render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "data": {"staging": STAGING}, "claims": ALSO_MOUNTED}
-    spec = pod(render(chart, instance="p4d.24xlarge", values=values))
+    spec = pod_of(render(chart, instance="p4d.24xlarge", values=values))
     claim = mounts(container_of(spec, "staging"))["/source"]["name"]
     assert mounts(container_of(spec, "trainer"))["/fsx"]["name"] == claim != "staging-source"
     assert "staging-source" not in {volume["name"] for volume in spec["volumes"]}
-
-
-@EACH_TRAINING
-def test_a_job_without_staging_has_no_part_of_it(
-    render: RenderChart, chart: str, own: dict[str, Any]
-) -> None:
-    spec = pod(render(chart, instance="p4d.24xlarge", values={**own, "claims": ELSEWHERE}))
-    assert {each["name"] for each in spec.get("initContainers", ())} <= {"pserver", "devices"}
-    (trainer,) = spec["containers"]
-    assert "ephemeral-storage" not in trainer["resources"]["requests"]
-    assert "staging" not in {volume["name"] for volume in spec["volumes"]}
 
 
 @EACH_TRAINING
@@ -99,13 +66,13 @@ def test_a_worker_verifies_datasets_before_training(
 ) -> None:
     values = {**own, "data": {"verify": {"paths": ["/runs/coco", "/fsx"]}}, "claims": ALSO_MOUNTED}
     rendered = render(chart, values=values)
-    verifier = container_of(pod(rendered), "verify")
+    verifier = container_of(pod_of(rendered), "verify")
     assert list(verifier["command"])[1:] == [
         "-m", "bireme_runtime.dataset", "verify", "/runs/coco", "/fsx", "--quick",
     ]  # fmt: skip
     assert all(mounts(verifier)[path]["readOnly"] for path in ("/runs", "/fsx"))
     whole = render(chart, values={**values, "data": {"verify": {**values["data"]["verify"], "sha256": True}}})
-    assert "--quick" not in container_of(pod(whole), "verify")["command"]
+    assert "--quick" not in container_of(pod_of(whole), "verify")["command"]
 
 
 @EACH_TRAINING
@@ -113,7 +80,7 @@ def test_wrong_data_fails_the_job_without_retries(
     render: RenderChart, chart: str, own: dict[str, Any]
 ) -> None:
     values = {**own, "data": {"staging": STAGING, "verify": {"paths": ["/fsx"]}}, "claims": ALSO_MOUNTED}
-    rules = job(render(chart, instance="p4d.24xlarge", values=values))["podFailurePolicy"]["rules"]
+    rules = job_of(render(chart, instance="p4d.24xlarge", values=values))["spec"]["podFailurePolicy"]["rules"]
     ending = {
         rule["onExitCodes"]["containerName"]: set(rule["onExitCodes"]["values"])
         for rule in rules
@@ -137,7 +104,7 @@ def test_the_launcher_of_an_mpijob_verifies_and_its_workers_stage(render: Render
 
 def test_a_collocated_pserver_starts_before_its_trainer_stages(render: RenderChart) -> None:
     values = {"paddle": {"topology": "collocated"}, "data": {"staging": STAGING}}
-    spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
+    spec = pod_of(render("paddle", instance="p4d.24xlarge", values=values))
     assert [each["name"] for each in spec["initContainers"]] == ["pserver", "staging"]
     assert "/staged" not in mounts(container_of(spec, "pserver"))
 
@@ -156,7 +123,7 @@ def test_data_that_the_release_itself_writes_is_staged_when_it_is_written(
         },
         "launch": {"waitSeconds": 7},
     }
-    spec = pod(render("paddle", instance="p4d.24xlarge", values=values))
+    spec = pod_of(render("paddle", instance="p4d.24xlarge", values=values))
     names = [each["name"] for each in spec["initContainers"]]
     assert names[-2:] == ["data", "staging"]
     waits = container_of(spec, "data")

@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Render, Renderer
-from bireme.testing.charts import RequestFor
-from tests.support.rendered import container_of, environment_of, the
+from tests.support.rendered import RenderChart, container_of, environment_of, pod_of, the
 
 IMAGE = {"image": {"repository": "team/train", "tag": "1"}}
 STOCK = "values/stock-torchrun.yaml"
-
-
-def pod_of(found: Render) -> Any:
-    return the(found, "Job").thaw()["spec"]["template"]["spec"]
 
 
 def run(trainer: Any, env: dict[str, str], tools: Path) -> list[str]:
@@ -39,7 +33,7 @@ def run(trainer: Any, env: dict[str, str], tools: Path) -> list[str]:
 
 
 def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
-    renderer: Renderer, request_for: RequestFor, tmp_path: Path
+    render: RenderChart, tmp_path: Path
 ) -> None:
     values = {
         "elastic": {"minWorkers": 2},
@@ -47,9 +41,7 @@ def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
         "args": ["train.py", "two words"],
         "env": {"PYTHONPATH": "/own"},
     }
-    found = renderer.render(
-        request_for("torch-elastic", instance="p4d.24xlarge", files=[STOCK], values=values)
-    )
+    found = render("torch-elastic", instance="p4d.24xlarge", files=[STOCK], values=values)
     pod = pod_of(found)
     trainer = container_of(pod, "trainer")
     assert not [each.name for each in found.manifests if "runtime" in each.name]
@@ -63,7 +55,7 @@ def test_stock_torchrun_meets_at_worker_0_and_no_runtime_is_mounted(
 
 @pytest.mark.parametrize("orchestrator", ["Job", "MPIJob"])
 def test_stock_mpirun_has_the_hosts_and_the_other_pods_serve_ssh(
-    renderer: Renderer, request_for: RequestFor, tmp_path: Path, orchestrator: str
+    render: RenderChart, tmp_path: Path, orchestrator: str
 ) -> None:
     values = IMAGE | {
         "launch": {"runtime": False},
@@ -72,7 +64,7 @@ def test_stock_mpirun_has_the_hosts_and_the_other_pods_serve_ssh(
         "script": "",
     }
     values |= {"mpi": {"mpirunArgs": ["-x", "NCCL_DEBUG"], "orchestrator": orchestrator}}
-    found = renderer.render(request_for("mpi-training", instance="p4d.24xlarge", values=values))
+    found = render("mpi-training", instance="p4d.24xlarge", values=values)
     if orchestrator == "Job":
         roles = {role: container_of(pod_of(found), "trainer") for role in ("launcher", "worker")}
     else:
