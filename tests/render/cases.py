@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from bireme.core.paths import Paths
-from bireme.helm import Render, Renderer, RenderRequest
+from bireme.helm import Render, RenderRequest
 from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.support.instance_types import TWELVE, TYPES, image_for
@@ -137,6 +137,10 @@ CASES = [case for case in ALL_CASES if _is_for_each_run(case)]
 OTHER_CASES = [case for case in ALL_CASES if case not in CASES]
 
 
+Matrix = Callable[..., Render]
+"""The fixture `matrix`."""
+
+
 def request(case: Case, request_for: RequestFor, helm: str = "helm") -> RenderRequest:
     """How ``case`` is rendered."""
     return request_for(
@@ -148,18 +152,3 @@ def request(case: Case, request_for: RequestFor, helm: str = "helm") -> RenderRe
         release="matrix",
         helm=helm,
     )
-
-
-class Matrix:
-    """Cases rendered by both Helms, in parallel."""
-
-    def __init__(self, renderer: Renderer, request_for: RequestFor, cases: Sequence[Case]) -> None:
-        keys = [(case, helm) for case in cases for helm in HELMS]
-        requests = [request(case, request_for, helm) for case, helm in keys]
-        self._results = dict(zip(keys, renderer.render_many(requests), strict=True))
-
-    def __call__(self, case: Case, helm: str = "helm") -> Render:
-        """What ``helm`` has made of the case, which must not be refused."""
-        result = self._results[case, helm]
-        assert isinstance(result, Render), f"{case} under {helm}: {result}"
-        return result

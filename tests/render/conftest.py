@@ -9,12 +9,13 @@ import pytest
 from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.testing.charts import RequestFor
-from tests.render.cases import CASES, Matrix
+from tests.render.cases import Matrix, request
 
 
 @pytest.fixture(scope="session")
 def matrix(renderer: Renderer, request_for: RequestFor) -> Matrix:
-    return Matrix(renderer, request_for, CASES)
+    """``matrix(case)`` or ``matrix(case, "helm3")``: what a Helm makes of a case that no chart refuses."""
+    return lambda case, helm="helm": renderer.render(request(case, request_for, helm))
 
 
 @pytest.fixture(scope="session")

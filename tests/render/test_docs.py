@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import generate
@@ -15,11 +14,10 @@ import pytest
 import yaml
 
 from bireme.core.paths import Paths
-from bireme.helm import Renderer
 from bireme.schemas.bundle import comments
-from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.render.cases import ROOT
+from tests.support.rendered import RenderChart, the
 
 LIBRARIES = ("common", "training", "bireme-runtime")
 CHARTS = [file.parent.name for file in sorted(ROOT.glob("charts/*/README.md.gotmpl"))]
@@ -77,7 +75,7 @@ def test_linting_leaves_no_packaged_dependencies_behind() -> None:
 @pytest.mark.parametrize("helm", ["helm", "helm3"])
 @pytest.mark.parametrize("chart", CHARTS)
 def test_a_packaged_chart_contains_its_dependencies_and_renders_the_same(
-    render: Callable[..., object], toolbox: Toolbox, tmp_path: Path, chart: str, helm: str
+    toolbox: Toolbox, tmp_path: Path, chart: str, helm: str
 ) -> None:
     binary = toolbox.path(helm)
     subprocess.run(
@@ -146,8 +144,7 @@ def test_editors_find_the_schema_of_each_values_file() -> None:
             assert (file.parent / name).is_file(), file
 
 
-def test_the_starter_is_short_and_valid(request_for: RequestFor, renderer: Renderer) -> None:
+def test_the_starter_is_short_and_valid(render: RenderChart) -> None:
     file = ROOT / "values/starter.yaml"
     assert len(file.read_text().splitlines()) <= 15
-    request = request_for("torch-elastic", instance="g5.xlarge", files=["values/starter.yaml"])
-    assert any(each.kind == "Job" for each in renderer.render(request).manifests)
+    assert the(render("torch-elastic", instance="g5.xlarge", files=["values/starter.yaml"]), "Job")

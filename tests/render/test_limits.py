@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from bireme.helm import Renderer
-from bireme.testing.charts import RequestFor
 from tests.render.cases import CASES, Case, Matrix
 from tests.support.rendered import RenderChart, the
 
@@ -259,11 +257,9 @@ def test_a_policy_lets_the_load_balancer_reach_tensorboard(render: RenderChart, 
 
 
 @pytest.mark.parametrize("chart", JOBS)
-def test_on_eks_a_policy_lets_jobs_reach_aws_and_their_roles(
-    renderer: Renderer, request_for: RequestFor, chart: str
-) -> None:
-    rendered = renderer.render(request_for(chart, files=["values/network-policy-eks.yaml"]))
-    (policy,) = [each["spec"] for each in rendered.manifests if each.kind == "NetworkPolicy"]
+def test_on_eks_a_policy_lets_jobs_reach_aws_and_their_roles(render: RenderChart, chart: str) -> None:
+    rendered = render(chart, files=["values/network-policy-eks.yaml"])
+    policy = the(rendered, "NetworkPolicy")["spec"]
     agent = [each for each in policy["egress"] if "169.254.170.23/32" in str(each.get("to"))]
     assert [each["port"] for rule in agent for each in rule["ports"]] == [80]
     open_to_all = {each["port"] for rule in policy["egress"] if "to" not in rule for each in rule["ports"]}

@@ -13,7 +13,8 @@ from bireme.core.manifests import Manifest
 from bireme.helm import Render, Renderer
 from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
-from tests.render.cases import CASES, HELMS, KUBERNETES, OTHER_CASES, ROOT, WORKLOADS, Case, Matrix
+from tests.render.cases import CASES, HELMS, KUBERNETES, OTHER_CASES, ROOT, WORKLOADS, Case, Matrix, request
+from tests.render.golden import golden_cases
 
 CLUSTER_KINDS = {
     "PersistentVolume",
@@ -40,12 +41,11 @@ def test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix: Mat
 
 
 @pytest.mark.whole
-def test_so_does_each_other_type(renderer: Renderer, request_for: RequestFor, toolbox: Toolbox) -> None:
-    others = Matrix(renderer, request_for, OTHER_CASES)
+def test_so_does_each_other_type(matrix: Matrix, toolbox: Toolbox) -> None:
     for case in OTHER_CASES:
-        test_both_helms_render_the_same_with_unique_keys_and_valid_names(others, case)
+        test_both_helms_render_the_same_with_unique_keys_and_valid_names(matrix, case)
     for version in KUBERNETES:
-        assert kubeconform(objects(others, OTHER_CASES), version, toolbox) == {}
+        assert kubeconform(objects(matrix, OTHER_CASES), version, toolbox) == {}
 
 
 def test_every_workload_file_is_in_the_matrix() -> None:
@@ -64,10 +64,10 @@ def test_a_misspelled_field_is_not_valid_kubernetes(toolbox: Toolbox) -> None:
     assert "'prots' not allowed" in str(kubeconform({"bad": [service]}, KUBERNETES[0], toolbox))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)
+@pytest.mark.parametrize("case", golden_cases(), ids=str)
 def test_renders_the_same_bytes_twice(renderer: Renderer, request_for: RequestFor, case: Case) -> None:
-    request = request_for(case.chart, files=[f"charts/{case.chart}/ci/{case.ci}"])
-    assert renderer.text(request) == renderer.text(request)
+    asked = request(case, request_for)
+    assert renderer.text(asked) == renderer.text(asked)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.ci], ids=str)

@@ -8,29 +8,23 @@ from typing import Any
 import pytest
 import yaml
 
-from bireme.core.manifests import Manifest
-from bireme.helm import Renderer
 from bireme.plan.instances import load_instances
-from bireme.testing.charts import RequestFor
 from tests.support.instance_types import TYPES, image_for
+from tests.support.rendered import RenderChart
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
-
-
-def objects(manifests: tuple[Manifest, ...]) -> list[Any]:
-    return [each.thaw() for each in manifests]
 
 
 @pytest.mark.parametrize(
     ("chart", "instance"), [*((chart, "p4d.24xlarge") for chart in JOBS), ("torch-elastic", "trn1.32xlarge")]
 )
 def test_the_type_alone_renders_what_its_values_file_renders(
-    renderer: Renderer, request_for: RequestFor, chart: str, instance: str
+    render: RenderChart, chart: str, instance: str
 ) -> None:
     image = image_for(instance)
-    by_name = renderer.render(request_for(chart, sets=[f"instance.type={instance}", *image]))
-    by_file = renderer.render(request_for(chart, instance=instance, sets=image))
-    assert objects(by_name.manifests) == objects(by_file.manifests)
+    by_name = render(chart, sets=[f"instance.type={instance}", *image])
+    by_file = render(chart, instance=instance, sets=image)
+    assert by_name.manifests == by_file.manifests
 
 
 def test_the_chart_knows_every_type_of_values_instances(bireme_paths: Any) -> None:
