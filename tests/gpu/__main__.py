@@ -74,9 +74,7 @@ class Job:
         found = [json.loads(line[line.index("{") :]) for line in lines if re.search(r'\{"\w+": .*\}$', line)]
         return [note for note in found if note.get("event") == event and note["time"] > since]
 
-    def wait_for(
-        self, name: str, event: str, since: float = 0, seconds: float = 120, **facts: Any
-    ) -> Figures:
+    def wait_for(self, name: str, event: str, since: float = 0, **facts: Any) -> Figures:
         """The first such note with these facts."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
@@ -247,7 +245,7 @@ def snapshots_leave_at_most_one_step_to_be_made_again(job: Make, device: str) ->
     ]
     run = job(script, PET_NNODES="1:1", BIREME_SNAPSHOTS=memory)
     run.start("a")
-    last = run.wait_for("a", "step", step=30)
+    run.wait_for("a", "step", step=30)
     killed = time.time()
     os.kill(run.notes("a", "start")[-1]["pid"], signal.SIGKILL)
     resumed = run.wait_for("a", "resume", killed)

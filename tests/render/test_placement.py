@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bireme.core.labels import ARCHITECTURE_LABEL, COMPONENT_LABEL
-from bireme.core.manifests import Manifest
 from bireme.helm import Render
 from bireme.plan.workloads import kind_of
 from tests.support.instance_types import OWN_IMAGE
@@ -94,35 +93,6 @@ def test_capacity_is_named_as_karpenter_and_as_node_groups_label_it(render: Rend
         {"team": [], "karpenter.sh/capacity-type": ["reserved"]},
         {"team": [], "eks.amazonaws.com/capacityType": ["CAPACITY_BLOCK"]},
     ]
-
-
-@pytest.mark.parametrize(
-    ("chart", "sets", "count"),
-    [
-        ("torch-elastic", ["workers=5", "elastic.minWorkers=3"], 3),
-        ("mpi-training", ["workers=4", "image.repository=r", "image.tag=t"], 4),
-    ],
-)
-def test_a_gang_is_a_group_of_the_pods_that_start_together(
-    render: RenderChart, chart: str, sets: list[str], count: int
-) -> None:
-    def grouped(way: str) -> tuple[Manifest, Manifest]:
-        rendered = render(chart, sets=[*sets, f"placement.gang={way}"])
-        (group,) = [each for each in rendered.manifests if each.kind == "PodGroup"]
-        assert group.name == job_of(rendered)["metadata"]["name"]
-        return group, Manifest(dict(template(rendered)))
-
-    group, pods = grouped("volcano")
-    assert (group["apiVersion"], group["spec"]["minMember"]) == ("scheduling.volcano.sh/v1beta1", count)
-    assert pods["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == group.name
-    assert pods["spec"]["schedulerName"] == "volcano"
-    group, pods = grouped("kubernetes")
-    assert group["apiVersion"] == "scheduling.k8s.io/v1alpha2"
-    assert group["spec"]["schedulingPolicy"]["gang"]["minCount"] == count
-    assert pods["spec"]["schedulingGroup"]["podGroupName"] == group.name
-    assert "schedulerName" not in pods["spec"]
-    alone = render(chart, sets=sets)
-    assert "PodGroup" not in [each.kind for each in alone.manifests]
 
 
 def of_kueue(given: Mapping[str, str]) -> dict[str, str]:

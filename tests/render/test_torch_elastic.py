@@ -152,11 +152,6 @@ def test_two_workers_with_half_the_accelerators_share_a_node(plan: PlanChart) ->
     assert dict(totals.nodes) == {"p4d.24xlarge": 1}
 
 
-def test_the_pods_of_a_job_do_not_contain_the_chart_version(render: RenderChart) -> None:
-    template = the(render("torch-elastic"), "Job").thaw()["spec"]["template"]
-    assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(template["metadata"]["labels"])
-
-
 @pytest.mark.parametrize(
     "sets", [["image.tag=2.7.0"], ["podSecurityContext.runAsUser=2000"], ["script=pass"]]
 )
