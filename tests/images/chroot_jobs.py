@@ -23,6 +23,8 @@ TENSORFLOW_IMAGE = load_rootfs("tensorflow-2.15")
 FOLDER = "/tmp/job"
 """The path of a job's folder inside."""
 SCRIPTS = "/tmp/bireme"
+CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
+MAKE_COCO = "import runpy; runpy.run_path('/tmp/bireme/tests/tiny_coco.py', run_name='__main__')"
 Event = dict[str, Any]
 SECONDS = 240
 """Limit of each wait; long, because the machine may be busy with other tests."""
@@ -54,6 +56,10 @@ class Job:
             line for line in self.output.splitlines() if line.startswith('{"event"') and line.endswith("}")
         ]
         return [event for event in map(json.loads, lines) if name in (None, event["event"])]
+
+    def losses(self) -> dict[int, float]:
+        """The loss of each step, as it was made last."""
+        return {event["step"]: event["loss"] for event in self.events("step")}
 
     def wait_for_step(self, step: int) -> None:
         self.wait_until(lambda: any(event["step"] >= step for event in self.events("step")), f"step {step}")

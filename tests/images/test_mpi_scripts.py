@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from bireme.live.nccl import parse
-from tests.images.chroot_jobs import Job, Start
+from tests.images.chroot_jobs import CHECKPOINTS, MAKE_COCO, Job, Start
 
 pytestmark = pytest.mark.torch
 
 STEPS = 120
-CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
 DIGITS = ("horovod_digits.py", CHECKPOINTS, f"--steps={STEPS}", "--checkpoint-every=50")
 TOLERANCE = 1e-4
 """Relative, of a step's loss: sums over processes are rounded in another order."""
@@ -28,7 +27,6 @@ MASK = (
     "144",
     *("--proposals=20", "--regions=8", "--workers=0", "--log-every=1", "--warm-up-steps=4", "--epochs=2"),
 )
-MAKE_COCO = "import runpy, sys; runpy.run_path('/tmp/bireme/tests/tiny_coco.py', run_name='__main__')"
 MEASURE_THE_TRUTH = """
 import json, sys
 from pathlib import Path
@@ -65,18 +63,14 @@ def coco(mpirun: Start, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def losses(job: Job) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in job.events("step")}
-
-
 def test_three_processes_compute_what_one_does_and_a_rerun_ends_at_once(
     alone: Job, mpirun: Start, tmp_path: Path
 ) -> None:
     job = mpirun(tmp_path, *DIGITS, processes=3)
     assert job.status() == 0, job.output
     assert {event["world_size"] for event in job.events()} == {3}
-    assert losses(job) == pytest.approx(losses(alone), rel=TOLERANCE, abs=1e-5)
-    assert len(losses(job)) == STEPS
+    assert job.losses() == pytest.approx(alone.losses(), rel=TOLERANCE, abs=1e-5)
+    assert len(job.losses()) == STEPS
     (accuracy,) = {event["accuracy"] for event in job.events("done")}
     assert accuracy >= 0.9
     again = mpirun(tmp_path, *DIGITS, processes=2)
@@ -95,8 +89,8 @@ def test_after_sigterm_to_one_process_all_save_and_another_number_resumes(
     second = mpirun(tmp_path, *DIGITS, processes=3)
     assert second.status() == 0, second.output
     assert {event["step"] for event in second.events("resume")} == {stopped}
-    assert losses(first) | losses(second) == pytest.approx(losses(alone), rel=TOLERANCE, abs=1e-5)
-    assert not losses(first).keys() & losses(second).keys()
+    assert first.losses() | second.losses() == pytest.approx(alone.losses(), rel=TOLERANCE, abs=1e-5)
+    assert not first.losses().keys() & second.losses().keys()
 
 
 def test_mask_r_cnn_resumes_within_an_epoch_with_fewer_processes_and_their_rate(

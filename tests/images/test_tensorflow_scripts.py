@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.chroot_jobs import Start
+from tests.images.chroot_jobs import MAKE_COCO, Start
 
 pytestmark = pytest.mark.torch
 
 DIGITS = ("digits.py", "--checkpoints=/tmp/job/runs", "--epochs=6", "--checkpoint-every=10")
-MAKE_COCO = "import runpy; runpy.run_path('/tmp/bireme/tests/tiny_coco.py', run_name='__main__')"
 
 
 def test_after_the_loss_of_a_process_another_number_goes_on_from_the_last_checkpoint(

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.images.chroot_jobs import Job, Start
+from tests.images.chroot_jobs import CHECKPOINTS, Job, Start
 
 pytestmark = pytest.mark.torch
 
 Alone = tuple[Job, Path]
 
 STEPS = 220
-CHECKPOINTS = "--checkpoints=/tmp/job/checkpoints"
 DIGITS = ("digits.py", CHECKPOINTS, f"--steps={STEPS}", "--checkpoint-every=20")
 TOLERANCE = 1e-4
 """Relative, of a step's loss: sums over processes are rounded in another order."""
@@ -78,23 +77,19 @@ def photos(start_in: Start, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def losses(job: Job) -> dict[int, float]:
-    return {event["step"]: event["loss"] for event in job.events("step")}
-
-
 def assert_same_training(job: Job, alone: Job) -> None:
     """Every step of ``job``, repeated ones too, has the loss that it has in the process that ran alone."""
-    expected = losses(alone)
+    expected = alone.losses()
     for event in job.events("step"):
         assert event["loss"] == pytest.approx(expected[event["step"]], rel=TOLERANCE, abs=1e-5), event
-    assert max(losses(job)) == STEPS
+    assert max(job.losses()) == STEPS
     accuracy = job.events("done")[0]["accuracy"]
     assert accuracy == pytest.approx(alone.events("done")[0]["accuracy"], abs=ACCURACY_TOLERANCE)
 
 
 def test_one_process_learns_to_read_digits(alone: Alone) -> None:
     job, folder = alone
-    assert sorted(losses(job)) == list(range(1, STEPS + 1))
+    assert sorted(job.losses()) == list(range(1, STEPS + 1))
     assert job.events("done")[0]["accuracy"] >= 0.95
     assert json.loads((folder / "checkpoints/done").read_text())["step"] == STEPS
 
@@ -198,7 +193,7 @@ def test_after_sigterm_to_torchrun_another_number_of_processes_resumes(
     first.terminate()
     second = start_in(tmp_path, *DIGITS)
     assert second.status() == 0, second.output
-    assert min(losses(second)) == max(losses(first)) + 1
+    assert min(second.losses()) == max(first.losses()) + 1
     assert_same_training(second, alone[0])
 
 

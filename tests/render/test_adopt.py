@@ -19,11 +19,9 @@ from bireme.adopt.tables import table
 from bireme.audit.documents import Document, read, spelled
 from bireme.cli import cli
 from bireme.core.errors import BiremeError
-from bireme.core.paths import Paths
-from bireme.helm import Renderer
-from bireme.plan.instances import Instance
-from bireme.testing.charts import RequestFor
 from tests.render.adopt_fuzz import Fuzzer
+from tests.render.conftest import AdopterWith
+from tests.support.rendered import RenderChart, job_of
 
 HERE = Path(__file__).parent
 CASES: Mapping[str, Any] = yaml.safe_load((HERE / "adopt.yaml").read_text())
@@ -33,8 +31,8 @@ BASES: Mapping[str, Any] = yaml.safe_load((HERE.parent / "unit/audit/bases.yaml"
 
 
 @pytest.fixture(scope="session")
-def adopter(renderer: Renderer, bireme_paths: Paths, instances: Mapping[str, Instance]) -> Adopter:
-    return Adopter(renderer, bireme_paths.charts, instances, {"args": ["train.py"]})
+def adopter(adopter_with: AdopterWith) -> Adopter:
+    return adopter_with({"args": ["train.py"]})
 
 
 def objects(folder: Path, text: str) -> list[Document]:
@@ -72,13 +70,13 @@ def unnamed(document: Document, adopted: Adopted, of: str = "") -> list[str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_job_becomes_values_and_every_other_field_is_named(
-    name: str, renderer: Renderer, bireme_paths: Paths, instances: Mapping[str, Instance], tmp_path: Path
+    name: str, adopter_with: AdopterWith, tmp_path: Path
 ) -> None:
     case = CASES[name]
     there = objects(tmp_path, case["manifest"])
     [document] = [each for each in there if each.kind in table("charts")]
     further = [each for each in (*there, document.around) if each and each.kind in FURTHER]
-    adopted = Adopter(renderer, bireme_paths.charts, instances, case.get("given", {})).adopt(document, there)
+    adopted = adopter_with(case.get("given", {})).adopt(document, there)
     assert adopted.chart == case["chart"]
     assert list(differing(adopted.values, case["values"])) == []
     said = {each.field: (each.outcome, each.why) for each in adopted.outcomes}
@@ -116,19 +114,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "old", "new", "says"), REFUSED)
 def test_what_only_an_operator_or_an_image_knows_is_refused(
-    name: str,
-    old: str,
-    new: str,
-    says: str,
-    renderer: Renderer,
-    bireme_paths: Paths,
-    instances: Mapping[str, Instance],
-    tmp_path: Path,
+    name: str, old: str, new: str, says: str, adopter_with: AdopterWith, tmp_path: Path
 ) -> None:
     there = objects(tmp_path, CASES[name]["manifest"].replace(old, new))
     [document] = [each for each in there if each.kind in table("charts")]
     with pytest.raises(BiremeError, match=says):
-        Adopter(renderer, bireme_paths.charts, instances, {}).adopt(document, there)
+        adopter_with({}).adopt(document, there)
 
 
 # --- the programs ---
@@ -200,19 +191,10 @@ OURS = [
 
 @pytest.mark.parametrize(("chart", "name"), OURS)
 def test_what_our_charts_render_is_adopted_with_an_equal_plan(
-    adopter: Adopter,
-    renderer: Renderer,
-    request_for: RequestFor,
-    instances: Mapping[str, Instance],
-    bireme_paths: Paths,
-    chart: str,
-    name: str,
-    tmp_path: Path,
+    adopter: Adopter, render: RenderChart, chart: str, name: str, tmp_path: Path
 ) -> None:
-    values = yaml.safe_load((bireme_paths.charts / chart / f"ci/{name}-values.yaml").read_text())
-    rendered = renderer.render(request_for(chart, values=values)).manifests
-    [job] = [each for each in rendered if each.kind in ("Job", "MPIJob") and not each.is_hook]
-    [document] = jobs(tmp_path, yaml.safe_dump(job.thaw()))
+    rendered = render(chart, files=[f"charts/{chart}/ci/{name}-values.yaml"])
+    [document] = jobs(tmp_path, yaml.safe_dump(job_of(rendered)))
     adopted = adopter.adopt(document)
     assert adopted.chart == chart
     assert unnamed(document, adopted) == []

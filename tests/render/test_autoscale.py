@@ -34,11 +34,6 @@ def started_with(found: Render) -> Any:
     )
 
 
-def test_a_job_without_autoscale_says_nothing(render: RenderChart) -> None:
-    job = only(render("torch-elastic"), "Job", "worker")
-    assert "bireme/autoscale" not in {**job.labels, **job["metadata"]["annotations"]}
-
-
 def test_the_controller_reads_the_bounds_of_a_torch_job(render: RenderChart) -> None:
     sets = [
         ON,

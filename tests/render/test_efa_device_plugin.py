@@ -103,20 +103,3 @@ def test_the_image_is_from_the_registry_of_the_region(
 def test_an_image_from_another_registry_needs_no_region(render: RenderChart, key: str) -> None:
     (plugin,) = pod(render(CHART, sets=[f"{key}=registry.example.com"]))["containers"]
     assert plugin["image"].startswith("registry.example.com/eks/")
-
-
-def test_it_runs_as_root_without_capabilities(render: RenderChart) -> None:
-    (plugin,) = pod(render(CHART, sets=OREGON))["containers"]
-    context = plugin["securityContext"]
-    assert "privileged" not in context
-    assert context["allowPrivilegeEscalation"] is False
-    assert list(context["capabilities"]["drop"]) == ["ALL"]
-    folders = {volume["hostPath"]["path"] for volume in pod(render(CHART, sets=OREGON))["volumes"]}
-    assert folders == {"/var/lib/kubelet/device-plugins", "/dev/infiniband"}
-
-
-def test_only_neuron_topology_makes_the_container_privileged(render: RenderChart) -> None:
-    rendered = render(CHART, sets=[*OREGON, "neuronTopology=true"])
-    (plugin,) = pod(rendered)["containers"]
-    assert plugin["securityContext"]["privileged"] is True
-    assert "/opt/aws/neuron" in {mount["mountPath"] for mount in plugin["volumeMounts"]}

@@ -7,19 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bireme.helm import Render
-from tests.support.rendered import RenderChart, the
-
-
-def stateful_set(rendered: Render) -> Mapping[str, Any]:
-    spec: Mapping[str, Any] = the(rendered, "StatefulSet")["spec"]
-    return spec
-
-
-def test_more_replicas_do_not_change_the_pods_of_existing_members(
-    render: RenderChart,
-) -> None:
-    one, three = (stateful_set(render("etcd", sets=[f"replicas={n}"])) for n in (1, 3))
-    assert one["template"] == three["template"]
+from tests.support.rendered import RenderChart
 
 
 def test_only_generated_passwords_are_hashed_at_the_lowest_cost(render: RenderChart) -> None:
@@ -72,15 +60,6 @@ def test_a_job_uses_the_tls_settings_of_its_own_etcd(render: RenderChart) -> Non
         assert env["BIREME_ETCD_CERT"] == "/bireme/etcd-tls/tls.crt"
         secrets = {v["secret"]["secretName"] for v in pod["spec"]["volumes"] if "secret" in v}
         assert secrets == {"client"}
-
-
-def test_a_job_uses_tls_with_external_endpoints(render: RenderChart) -> None:
-    own = ["etcd.enabled=false", "rendezvous.endpoints={etcd.training.svc:2379}"]
-    rendered = render("torch-elastic", sets=[*own, "rendezvous.tls.existingSecret=ca"], release="job")
-    pod = manifest(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
-    env = {each["name"] for each in pod["containers"][0]["env"]}
-    assert "BIREME_ETCD_CACERT" in env
-    assert "BIREME_ETCD_CERT" not in env
 
 
 def test_snapshots_are_saved_to_s3_and_restored_from_it(render: RenderChart) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from bireme.audit.documents import read
 from bireme.audit.rules import Auditor
 from bireme.cli import cli
 from bireme.core.errors import BiremeError
-from bireme.core.paths import Paths
 from bireme.helm import Renderer
 from bireme.plan.instances import Instance
 from bireme.testing.charts import RequestFor
+from tests.render.conftest import AdopterWith
 
 # Pods of EFA nodes, with what the runtime alone can do.
 VALUES: Mapping[str, Any] = {
@@ -41,17 +41,20 @@ HOSTS = {
 }
 
 
+ExportOf = Callable[..., Exported]
+
+
+@pytest.fixture
+def exported(renderer: Renderer, request_for: RequestFor, instances: Mapping[str, Instance]) -> ExportOf:
+    """``exported("torch-elastic", "Job", values={…})``: what a job of the chart is as another kind."""
+    return lambda chart, kind, **options: export(renderer, request_for(chart, **options), kind, instances)
+
+
 @pytest.mark.parametrize("kind", ["TrainJob", "JobSet", "PyTorchJob", "Job"])
 def test_the_plan_stays_and_what_is_lost_is_named(
-    kind: str,
-    renderer: Renderer,
-    request_for: RequestFor,
-    instances: Mapping[str, Instance],
-    bireme_paths: Paths,
-    tmp_path: Path,
+    kind: str, exported: ExportOf, adopter_with: AdopterWith, tmp_path: Path
 ) -> None:
-    request = request_for("torch-elastic", values=VALUES, release="train")
-    found = export(renderer, request, kind, instances)
+    found = exported("torch-elastic", kind, values=VALUES, release="train")
     lost = [each.partition(":")[0] for each in found.lost]
     assert lost[:6] == [
         "rendezvous", "fence", "recovery", "monitoring", "recovery.hang.seconds", "elastic.spares",
@@ -64,8 +67,7 @@ def test_the_plan_stays_and_what_is_lost_is_named(
         assert f"{HOSTS[kind]}:29400" in text
     assert "value: trainer" in text
     assert "team-a" in str(found.objects[-1]["metadata"]["labels"])
-    adopter = Adopter(renderer, bireme_paths.charts, instances, {"instance": VALUES["instance"]})
-    adopted = adopted_again(found, adopter, tmp_path)
+    adopted = adopted_again(found, adopter_with({"instance": VALUES["instance"]}), tmp_path)
     assert (adopted.values["workers"], adopted.values["args"]) == (3, VALUES["args"])
 
 
@@ -84,37 +86,35 @@ def adopted_again(found: Exported, adopter: Adopter, folder: Path) -> Adopted:
     return adopted
 
 
+MPI_JOB, ELASTIC = (
+    {"files": [f"charts/mpi-training/ci/{name}-values.yaml"]} for name in ("mpijob", "elastic")
+)
 OTHERS = [
-    ("mpi-training", "mpijob", "MPIJob", []),
-    ("paddle", "dynamic", "Job", []),
+    ("mpi-training", MPI_JOB, "MPIJob", []),
+    ("paddle", {"files": ["charts/paddle/ci/dynamic-values.yaml"]}, "Job", []),
     *(
         pytest.param(*each, marks=pytest.mark.whole)
         for each in (
-            ("mpi-training", "elastic", "Job", ["elastic.maxWorkers", "workers"]),
-            ("mpi-training", "mpijob", "Job", ["mpi.launcher.nodeSelector"]),
-            ("mpi-training", "keras-digits", "MPIJob", ["launcher"]),
-            ("paddle", "paddle-tutorial", "Job", []),
+            ("mpi-training", ELASTIC, "Job", ["elastic.maxWorkers", "workers"]),
+            ("mpi-training", MPI_JOB, "Job", ["mpi.launcher.nodeSelector"]),
+            ("mpi-training", {"workload": "keras-digits"}, "MPIJob", ["launcher"]),
+            ("paddle", {"workload": "paddle-tutorial"}, "Job", []),
         )
     ),
 ]
 
 
-@pytest.mark.parametrize(("chart", "name", "kind", "lost"), OTHERS)
+@pytest.mark.parametrize(("chart", "given", "kind", "lost"), OTHERS)
 def test_jobs_of_other_charts_keep_their_plan_and_come_back(
-    chart: str,
-    name: str,
-    kind: str,
-    lost: list[str],
-    renderer: Renderer,
-    request_for: RequestFor,
-    instances: Mapping[str, Instance],
-    bireme_paths: Paths,
+    exported: ExportOf,
+    adopter_with: AdopterWith,
     tmp_path: Path,
+    chart: str,
+    given: Any,
+    kind: str,
+    lost: Any,
 ) -> None:
-    is_workload = (bireme_paths.values / f"workloads/{name}.yaml").exists()
-    file = f"charts/{chart}/ci/{name}-values.yaml"
-    request = request_for(chart, workload=name if is_workload else None, files=[] if is_workload else [file])
-    found = export(renderer, request, kind, instances)
+    found = exported(chart, kind, **given)
     # After what every job of the chart loses.
     always = {"ranks", "recovery", "stopping", "release"}
     assert [path for each in found.lost if (path := each.partition(":")[0]) not in always] == lost
@@ -122,32 +122,28 @@ def test_jobs_of_other_charts_keep_their_plan_and_come_back(
     # The pods of paddle need their runtime, which the manifests have.
     mounted = [each["metadata"]["name"] for each in found.objects if each["kind"] == "ConfigMap"]
     assert any("runtime" in each for each in mounted) == (chart == "paddle")
-    assert (
-        adopted_again(found, Adopter(renderer, bireme_paths.charts, instances, {}), tmp_path).chart == chart
-    )
+    assert adopted_again(found, adopter_with({}), tmp_path).chart == chart
 
 
-def test_what_stock_torchrun_cannot_run_is_refused(
-    renderer: Renderer, request_for: RequestFor, instances: Mapping[str, Instance]
-) -> None:
+def test_what_stock_torchrun_cannot_run_is_refused(exported: ExportOf) -> None:
     values = {"launch": {"launcher": "accelerate"}, "args": ["train.py"]}
     with pytest.raises(BiremeError, match=r"without our runtime .* launch.launcher"):
-        export(renderer, request_for("torch-elastic", values=values), "Job", instances)
+        exported("torch-elastic", "Job", values=values)
     with pytest.raises(BiremeError, match="the chart paddle is exported as Job, not as JobSet"):
-        export(renderer, request_for("paddle"), "JobSet", instances)
+        exported("paddle", "JobSet")
     with pytest.raises(BiremeError, match="the chart etcd has no job to export"):
-        export(renderer, request_for("etcd"), "Job", instances)
+        exported("etcd", "Job")
 
 
-def exported(*arguments: str) -> Result:
+def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["export", "torch-elastic", *arguments], catch_exceptions=False)
 
 
 def test_manifests_go_to_stdout_and_losses_to_stderr() -> None:
     arguments = ("train", "--set", "workers=2,args={train.py}", "--as", "PyTorchJob")
-    result, kinds = exported(*arguments), ["NetworkPolicy", "PyTorchJob"]
+    result, kinds = run(*arguments), ["NetworkPolicy", "PyTorchJob"]
     assert [each["kind"] for each in yaml.safe_load_all(result.stdout)] == kinds
     assert result.stderr.startswith("lost: rendezvous: ")
-    told = json.loads(exported(*arguments, "-o", "json").stdout)
+    told = json.loads(run(*arguments, "-o", "json").stdout)
     assert [each["kind"] for each in told["objects"]] == kinds
     assert len(told["lost"]) == len(result.stderr.splitlines())

@@ -41,7 +41,7 @@ def field(content: Any, keys: str) -> Any:
     root, *rest = keys.split()
     for key in (*ROOTS.get(root, root).split(), *rest):
         if isinstance(content, list) and key.isdigit():
-            content = content[int(key)]
+            content = content[int(key)] if int(key) < len(content) else None
         elif isinstance(content, list):
             content = next((each for each in content if key in each.values()), None)
         else:
@@ -54,8 +54,8 @@ def found(rendered: Render, item: str) -> Any:
     kind, *name = item.split()
     if kind == "job":
         return job_of(rendered)
-    kinds = {each.kind for each in rendered.manifests if not each.is_hook}
-    return the(rendered, kind, *name).thaw() if name or kind in kinds else None
+    is_there = any(each.kind == kind and not each.is_hook for each in rendered.manifests)
+    return the(rendered, kind, *name).thaw() if is_there else None
 
 
 @pytest.mark.parametrize(("chart", "options", "has"), rows())

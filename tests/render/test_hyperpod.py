@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from bireme.core.errors import BiremeError
 from bireme.plan.instances import Instance, admits
 from bireme.plan.topology import fit
 from bireme.provision.groups import Fleet
-from tests.support.instance_types import OWN_IMAGE
 from tests.support.rendered import PlanChart, RenderChart, environment_of, the, trainer_of
 
 VALUES = {
@@ -57,23 +55,6 @@ def test_nobody_else_makes_the_nodes_of_hyperpod(instances: Mapping[str, Instanc
 def test_the_types_of_hyperpod_are_not_listed_beside_ec2s(instances: Mapping[str, Instance]) -> None:
     assert "ml.p5.48xlarge" in instances
     assert not [name for name in instances if name.startswith("ml.")]
-
-
-@pytest.mark.parametrize(
-    ("instance", "cpu"),
-    [
-        ({"type": "ml.p5en.48xlarge", "threadsPerCore": 1}, "94000m"),
-        ({"type": "ml.p5en.48xlarge", "threadsPerCore": 2}, "190000m"),
-        ({"type": "ml.p5en.48xlarge", "vcpu": 96}, "94000m"),
-        ({"type": "ml.g5g.16xlarge", "threadsPerCore": 1}, "62000m"),
-    ],
-    ids=["one-thread", "two-threads", "vcpu", "arm"],
-)
-def test_workers_ask_for_the_vcpu_that_nodes_without_threads_have(
-    render: RenderChart, instance: Mapping[str, Any], cpu: str
-) -> None:
-    rendered = render("torch-elastic", values=VALUES | {"instance": instance}, sets=OWN_IMAGE)
-    assert trainer_of(rendered)["resources"]["requests"]["cpu"] == cpu
 
 
 @pytest.mark.parametrize(

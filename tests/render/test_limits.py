@@ -195,28 +195,6 @@ def test_what_the_values_name_is_reached(
     assert {port["port"] for rule in spec["egress"][2:] for port in rule["ports"]} == ports
 
 
-@pytest.mark.parametrize(
-    ("chart", "sets", "ports"),
-    [
-        ("mpijob", [], [8081]),
-        ("mpijob", ["metrics.enabled=false"], []),
-        ("gpu-metrics", ["agent=dcgm"], [9400]),
-    ],
-)
-def test_prometheus_reaches_metrics_from_anywhere(
-    render: RenderChart, chart: str, sets: list[str], ports: list[int]
-) -> None:
-    rules = the(render(chart, sets=[POLICY, *sets]), "NetworkPolicy")["spec"]["ingress"][1:]
-    assert [port["port"] for rule in rules for port in rule["ports"]] == ports
-    assert not [rule for rule in rules if "from" in rule]
-
-
-def test_pods_of_the_namespace_reach_an_etcd_of_its_own(render: RenderChart) -> None:
-    rule = the(render("etcd", sets=[POLICY]), "NetworkPolicy")["spec"]["ingress"][1]
-    assert [dict(each) for each in rule["from"]] == [{"podSelector": {}}]
-    assert [port["port"] for port in rule["ports"]] == [2379]
-
-
 BOARDS = pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
 BOARD = [
     "monitoring.tensorboard.enabled=true",

@@ -183,15 +183,6 @@ def test_the_jobs_claim_is_kept_on_request(render: RenderChart) -> None:
     assert not names(render("paddle", sets=["data.jobClaim.existingClaim=efsvol"]), "PersistentVolumeClaim")
 
 
-def test_collective_workers_do_without_a_claim(render: RenderChart) -> None:
-    rendered = render("paddle", sets=["paddle.mode=collective", "data.jobClaim.enabled=false"], release="job")
-    assert not names(rendered, "PersistentVolumeClaim")
-    pod = the(rendered, "Job", "job-r1")["spec"]["template"]["spec"]
-    assert not [each for each in pod["volumes"] if "persistentVolumeClaim" in each]
-    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["mountPath"] == "/home/jobpath"]
-    assert {"name": mount["name"], "emptyDir": {}} in pod["volumes"]
-
-
 @pytest.mark.parametrize(
     ("sets", "count", "jobs"),
     [
