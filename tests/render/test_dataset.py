@@ -116,9 +116,7 @@ def test_validation_images_of_imagenet_are_sorted_by_class(render: RenderChart, 
     assert found == ["val/n01/a.JPEG", "val/n01/c.JPEG", "val/n02/b.JPEG"]
 
 
-def test_a_dataset_at_the_root_of_a_claim_is_staged_and_verified_there(
-    render: RenderChart,
-) -> None:
+def test_a_dataset_at_the_root_of_a_claim_is_staged_and_verified_there(render: RenderChart) -> None:
     root = {"claim": {"name": "fsx-pvc", "path": "/"}, "prepare": {"script": "true"}}
     rendered = render("dataset", values=S3 | root)
     settings = json.loads(env(rendered)["BIREME_DATASET"])

@@ -75,9 +75,7 @@ def test_every_type_that_the_chart_of_aws_lists_gets_the_plugin(render: RenderCh
     assert {"hpc7a.96xlarge", "p6e-gb200.36xlarge", "trn2u.48xlarge", "g7e.48xlarge"} < listed
 
 
-def test_a_label_of_ones_own_is_an_alternative_and_never_means_auto_mode(
-    render: RenderChart,
-) -> None:
+def test_a_label_of_ones_own_is_an_alternative_and_never_means_auto_mode(render: RenderChart) -> None:
     terms = node_terms(render(CHART, sets=[*OREGON, "nodeLabels.fabric=efa"]))
     assert [each[0]["key"] for each in terms] == ["node.kubernetes.io/instance-type", "fabric"]
     assert [each[1]["operator"] for each in terms] == ["NotIn", "NotIn"]

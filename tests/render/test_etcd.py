@@ -25,9 +25,7 @@ def manifest(rendered: Render, kind: str, name: str) -> Mapping[str, Any]:
     return next(item for item in rendered.manifests if (item.kind, item.name) == (kind, name))
 
 
-def test_with_a_server_certificate_only_clients_need_none(
-    render: RenderChart,
-) -> None:
+def test_with_a_server_certificate_only_clients_need_none(render: RenderChart) -> None:
     rendered = render("etcd", sets=["tls.serverSecret=server"], release="safe")
     config = json.loads(manifest(rendered, "ConfigMap", "safe")["data"]["etcd.json"])
     assert config["client-transport-security"]["client-cert-auth"] is False
@@ -35,9 +33,7 @@ def test_with_a_server_certificate_only_clients_need_none(
     assert [item["key"] for item in volume["secret"]["items"]] == ["ca.crt"]
 
 
-def test_certificates_have_the_names_of_the_most_members_possible(
-    render: RenderChart,
-) -> None:
+def test_certificates_have_the_names_of_the_most_members_possible(render: RenderChart) -> None:
     rendered = render("etcd", files=["charts/etcd/ci/cert-manager-values.yaml"], release="safe")
     certificates = {item.name: item["spec"] for item in rendered.manifests if item.kind == "Certificate"}
     assert set(certificates) == {"safe-server-tls", "safe-client-tls", "safe-peer-tls"}
@@ -86,9 +82,7 @@ def test_snapshots_are_saved_to_s3_and_restored_from_it(render: RenderChart) -> 
         assert {"bireme_runtime__etcd__s3__backup.py", "bireme_runtime__sources__source.py"} < files
 
 
-def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(
-    render: RenderChart,
-) -> None:
+def test_only_the_container_that_looks_for_data_sees_the_claim_of_the_snapshot(render: RenderChart) -> None:
     sets = ["restore.enabled=true", "restore.claimName=snapshots", "restore.subPath=prod"]
     member = manifest(render("etcd", sets=sets, release="safe"), "StatefulSet", "safe")["spec"]["template"][
         "spec"

@@ -93,7 +93,7 @@ OTHERS = [
     ("mpi-training", MPI_JOB, "MPIJob", []),
     ("paddle", {"files": ["charts/paddle/ci/dynamic-values.yaml"]}, "Job", []),
     *(
-        pytest.param(*each, marks=pytest.mark.whole)
+        pytest.param(each, marks=pytest.mark.whole)
         for each in (
             ("mpi-training", ELASTIC, "Job", ["elastic.maxWorkers", "workers"]),
             ("mpi-training", MPI_JOB, "Job", ["mpi.launcher.nodeSelector"]),
@@ -104,16 +104,11 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("chart", "given", "kind", "lost"), OTHERS)
+@pytest.mark.parametrize("case", OTHERS)
 def test_jobs_of_other_charts_keep_their_plan_and_come_back(
-    exported: ExportOf,
-    adopter_with: AdopterWith,
-    tmp_path: Path,
-    chart: str,
-    given: Any,
-    kind: str,
-    lost: Any,
+    exported: ExportOf, adopter_with: AdopterWith, tmp_path: Path, case: tuple[str, dict[str, Any], str, Any]
 ) -> None:
+    chart, given, kind, lost = case
     found = exported(chart, kind, **given)
     # After what every job of the chart loses.
     always = {"ranks", "recovery", "stopping", "release"}

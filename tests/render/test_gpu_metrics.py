@@ -52,9 +52,7 @@ def test_nodes_whose_labels_tell_of_nvidia_gpus_need_no_known_type(render: Rende
     }
 
 
-def test_without_container_insights_it_needs_no_folder_of_the_node_and_no_api(
-    render: RenderChart,
-) -> None:
+def test_without_container_insights_it_needs_no_folder_of_the_node_and_no_api(render: RenderChart) -> None:
     rendered = render(CHART, sets=CLOUDWATCH)
     assert "logs" not in configuration(rendered)
     assert [volume["name"] for volume in pod(rendered)["volumes"]] == ["all-gpus", "config"]

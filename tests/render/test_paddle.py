@@ -109,9 +109,7 @@ def test_the_tutorials_data_job_writes_three_shards_to_the_claim(render: RenderC
     assert waited_for == variables["OUT_DIR"] + "/train.list"
 
 
-def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(
-    render: RenderChart,
-) -> None:
+def test_a_collocated_pserver_is_a_sidecar_that_restarts_by_itself(render: RenderChart) -> None:
     pod = the(render("paddle", **TUTORIAL), "Job", "tutorial-r1")["spec"]["template"]["spec"]
     (pserver,) = pod["initContainers"]
     assert (pserver["name"], pserver["restartPolicy"]) == ("pserver", "Always")
@@ -142,9 +140,7 @@ def test_host_ports_are_used_only_on_request(render: RenderChart) -> None:
     assert taken(["paddle.pservers.hostPorts=true"]) == [7164, 7165, 7166, 7167]
 
 
-def test_resources_of_a_collocated_pserver_are_subtracted_from_the_trainer(
-    render: RenderChart,
-) -> None:
+def test_resources_of_a_collocated_pserver_are_subtracted_from_the_trainer(render: RenderChart) -> None:
     def asked(topology: str) -> Mapping[str, str]:
         sets = [f"paddle.topology={topology}", "paddle.pservers.resources.requests.cpu=1500m"]
         rendered = render("paddle", instance="p3.8xlarge", sets=sets, release="job")

@@ -97,9 +97,7 @@ def test_the_folder_of_checkpoints_is_on_a_claim(recipe: Recipe) -> None:
     assert container["args"][-1].startswith("/fsx")
 
 
-def test_the_claim_on_s3_is_bound_to_its_volume_and_belongs_to_the_pods(
-    render: RenderChart,
-) -> None:
+def test_the_claim_on_s3_is_bound_to_its_volume_and_belongs_to_the_pods(render: RenderChart) -> None:
     files = ["values/checkpoints-s3.yaml"]
     rendered = render("torch-elastic", files=files, release="mnist", values={"script": "print(1)"})
     volume, claim = the(rendered, "PersistentVolume"), the(rendered, "PersistentVolumeClaim", "checkpoints")
