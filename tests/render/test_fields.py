@@ -58,7 +58,7 @@ def found(rendered: Render, item: str) -> Any:
     return the(rendered, kind, *name).thaw() if is_there else None
 
 
-@pytest.mark.parametrize(("chart", "options", "has"), rows())
+@pytest.mark.parametrize(("chart", "options", "has"), list(rows()))
 def test_a_value_arrives_in_its_field(
     render: RenderChart, chart: str, options: Mapping[str, Any], has: Mapping[str, Any]
 ) -> None:
