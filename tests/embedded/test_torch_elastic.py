@@ -45,6 +45,12 @@ def nodes_of(release: InstalledRelease, role: str = "worker") -> list[str | None
     return [pod.node for pod in release.pods() if pod.role == role and pod.is_live]
 
 
+def worker(release: InstalledRelease, index: int) -> str:
+    """The pod of a worker of the first run."""
+    slot = f"{release.name}-r1-{index}"
+    return next(pod.name for pod in release.pods() if pod.slot == slot and pod.is_live)
+
+
 def test_imagenet_efa_with_3_workers_fills_3_p4d_nodes(release: ReleaseFactory) -> None:
     job = release("torch-elastic", name="imagenet", sets=["workers=3"], **P4D)
     assert job.differences() == ()
@@ -54,11 +60,6 @@ def test_imagenet_efa_with_3_workers_fills_3_p4d_nodes(release: ReleaseFactory) 
     assert sum(int(pod.resources["nvidia.com/gpu"]) for pod in workers) == 24
     assert sum(int(pod.resources["vpc.amazonaws.com/efa"]) for pod in workers) == 12
     assert {pod.hostname for pod in workers} == {f"imagenet-r1-{index}" for index in range(3)}
-
-
-def test_a_job_without_huge_pages_fits_nodes_that_set_them_aside(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", instance="p4d.24xlarge", sets=["workers=2"])
-    assert job.differences() == ()
 
 
 def test_scaling_3_to_5_to_2_keeps_the_job_and_the_remaining_workers(release: ReleaseFactory) -> None:
@@ -72,25 +73,6 @@ def test_scaling_3_to_5_to_2_keeps_the_job_and_the_remaining_workers(release: Re
     assert job.differences() == ()
     assert uids(job) == {index: before[index] for index in ("0", "1")}
     assert job_uid(job) == identity
-
-
-def test_spares_run_beside_the_workers_on_nodes_of_their_own(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2", "elastic.spares=1"], **P4D)
-    assert job.differences() == ()
-    assert len(set(nodes_of(job))) == 3
-    job.upgrade(sets=["workers=3", "elastic.spares=1"], **P4D)
-    assert job.differences() == ()
-    assert len(uids(job)) == 4
-
-
-def test_a_deleted_worker_comes_back_with_its_index(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=3"], **P4D)
-    before = uids(job)
-    job.delete_pod(next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-1"))
-    job.until(lambda: uids(job).get("1") not in (None, before["1"]))
-    assert job.wait() == ()
-    after = uids(job)
-    assert (after["0"], after["2"]) == (before["0"], before["2"])
 
 
 def test_a_missing_efa_that_was_only_wanted_is_a_sentence_of_status(
@@ -113,127 +95,101 @@ def test_a_missing_efa_that_was_only_wanted_is_a_sentence_of_status(
     assert [name for name, lack in lacks.items() if lack] == [first["name"]]
 
 
-def test_a_worker_that_fails_is_replaced_and_the_others_stay(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    before = uids(job)
-    faults.fail(
-        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 1, job.namespace
-    )
-    job.until(lambda: uids(job).get("0") not in (None, before["0"]) and job.differences() == ())
-    assert uids(job)["1"] == before["1"]
-
-
-def test_a_pod_that_leaves_an_excluded_node_is_made_again_without_being_counted(
+def test_workers_that_are_deleted_or_leave_an_excluded_node_come_back_and_the_others_stay(
     release: ReleaseFactory,
 ) -> None:
-    job = release("torch-elastic", sets=["workers=2", "recovery.backoffLimitPerIndex=0"], **P4D)
+    # No failure is allowed, and neither is one.
+    job = release("torch-elastic", sets=["workers=3", "recovery.backoffLimitPerIndex=0"], **P4D)
     before = uids(job)
-    faults.fail(
-        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 69, job.namespace
-    )
-    job.until(lambda: uids(job).get("0") not in (None, before["0"]))
-    assert uids(job)["1"] == before["1"]
-
-
-def test_a_configuration_error_fails_the_job_at_once(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    faults.fail(
-        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-0"), 78, job.namespace
-    )
-    assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
+    job.delete_pod(worker(job, 1))
+    faults.fail(job.cluster, worker(job, 0), 69, job.namespace)
+    job.until(lambda: {"0", "1", "2"} <= uids(job).keys() and job.differences() == ())
+    after = uids(job)
+    assert {index for index in before if after[index] != before[index]} == {"0", "1"}
 
 
 def test_one_worker_that_succeeds_completes_the_job(release: ReleaseFactory) -> None:
     job = release("torch-elastic", sets=["workers=3"], **P4D)
-    faults.complete(
-        job.cluster, next(pod.name for pod in job.pods() if pod.slot == f"{job.name}-r1-2"), job.namespace
-    )
+    faults.complete(job.cluster, worker(job, 2), job.namespace)
     job.until(
         lambda: any(c["type"] == "Complete" for c in job.objects("jobs")[0]["status"].get("conditions", []))
     )
     assert uids(job).keys() <= {"2"}
 
 
-def test_another_image_is_refused_as_predicted_and_needs_the_next_run(
+def test_an_upgrade_changes_a_job_in_place_or_is_refused_as_predicted_and_needs_the_next_run(
     release: ReleaseFactory,
 ) -> None:
     job = release("torch-elastic", sets=["workers=2"], **P4D)
-    before = uids(job)
+    before, identity = uids(job), job_uid(job)
+    in_place = [
+        "workers=2",
+        "job.ttlSecondsAfterFinished=60",
+        "job.activeDeadlineSeconds=9000",
+        "queue.name=training",
+    ]
+    assert not job.changes(sets=in_place, **P4D).is_refused
+    job.upgrade(sets=in_place, **P4D)
+    assert (uids(job), job_uid(job)) == (before, identity)
+
     changed = ["workers=2", "image.tag=0.2.0"]
     foreseen = job.changes(sets=changed, **P4D)
     assert foreseen.is_refused
     assert "image" in " ".join(foreseen.sentences())
     with pytest.raises(BiremeError, match="image, initContainers of the Job"):
         job.upgrade(sets=changed, **P4D)
-    assert uids(job) == before, "a refused upgrade must not touch the pods"
-    job.upgrade(sets=changed, replace=True, **P4D)
-    assert job.differences() == ()
-    (live,) = job.objects("jobs")
-    assert live["metadata"]["name"] == f"{job.name}-r2"
-    assert live["spec"]["template"]["spec"]["containers"][0]["image"] == "bireme/torch:0.2.0"
-
-
-@pytest.fixture
-def next_chart(bireme_paths: Paths, tmp_path: Path) -> Path:
-    """A copy of the chart with a higher version, which a test may change further."""
-    for folder in ("charts", "runtime", "values"):
-        shutil.copytree(bireme_paths.root / folder, tmp_path / folder, symlinks=True)
-    metadata = tmp_path / "charts/torch-elastic/Chart.yaml"
-    metadata.write_text(re.sub(r"\nversion: .*", "\nversion: 9.9.9", metadata.read_text()))
-    return metadata.parent
-
-
-def test_a_chart_upgrade_that_does_not_change_the_job_keeps_its_pods(
-    release: ReleaseFactory, next_chart: Path
-) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    before, identity = uids(job), job_uid(job)
-    job.chart = next_chart
-    assert not job.changes(sets=["workers=2"], **P4D).is_refused
-    job.upgrade(sets=["workers=2"], **P4D)
-    assert (uids(job), job_uid(job)) == (before, identity)
-    (live,) = job.objects("jobs")
-    assert live["metadata"]["labels"]["helm.sh/chart"] == "torch-elastic-9.9.9"
-
-
-def test_a_chart_upgrade_that_changes_the_job_is_refused_as_predicted(
-    release: ReleaseFactory, next_chart: Path
-) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    before = uids(job)
-    template = next_chart.parent / "training/templates/_pod.tpl"
-    template.write_text(template.read_text().replace("enableServiceLinks: false", "enableServiceLinks: true"))
-    job.chart = next_chart
-    foreseen = job.changes(sets=["workers=2"], **P4D)
-    assert foreseen.is_refused
-    assert "enableServiceLinks" in " ".join(foreseen.sentences())
-    with pytest.raises(BiremeError, match="enableServiceLinks of the Job"):
-        job.upgrade(sets=["workers=2"], **P4D)
-    assert uids(job) == before
-
-
-def test_a_new_run_is_refused_while_the_old_one_trains(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    before = uids(job)
     with pytest.raises(BiremeError, match="two runs must not write one checkpoint"):
         job.upgrade(sets=["workers=2", "run=2"], **P4D)
-    assert uids(job) == before
+    assert uids(job) == before, "a refused upgrade must not touch the pods"
 
-
-def test_a_worker_without_room_is_reported_as_pending(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=6"], expect_differences=True, timeout=30, **P4D)
-    (problem,) = [each for each in job.differences() if each.category == "pending"]
-    assert "Insufficient" in problem.sentence
-
-
-def test_suspend_removes_the_pods_and_resume_creates_them(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    identity = job_uid(job)
     job.upgrade(sets=["workers=2", "job.suspend=true"], **P4D)
     job.until(lambda: not uids(job))
     job.upgrade(sets=["workers=2", "job.suspend=false"], **P4D)
     assert job.differences() == ()
     assert (len(uids(job)), job_uid(job)) == (2, identity)
+
+    job.upgrade(sets=changed, replace=True, **P4D)
+    assert job.differences() == ()
+    (live,) = job.objects("jobs")
+    assert live["metadata"]["name"] == f"{job.name}-r2"
+    assert live["spec"]["template"]["spec"]["containers"][0]["image"] == "bireme/torch:0.2.0"
+    job.upgrade(sets=["workers=2", "run=5"], replace=True, **P4D)
+    assert job.names("jobs") == [f"{job.name}-r5"]
+
+
+@pytest.fixture
+def next_chart(bireme_paths: Paths, tmp_path: Path) -> Callable[[str, str], Path]:
+    """``next_chart("9.9.9", "true")``: a copy of that version, with that enableServiceLinks."""
+
+    def made(version: str, links: str) -> Path:
+        for folder in ("charts", "runtime", "values"):
+            shutil.copytree(bireme_paths.root / folder, tmp_path / version / folder, symlinks=True)
+        charts = tmp_path / version / "charts"
+        metadata, pod = charts / "torch-elastic/Chart.yaml", charts / "training/templates/_pod.tpl"
+        metadata.write_text(re.sub(r"\nversion: .*", f"\nversion: {version}", metadata.read_text()))
+        pod.write_text(pod.read_text().replace("enableServiceLinks: false", f"enableServiceLinks: {links}"))
+        return metadata.parent
+
+    return made
+
+
+def test_a_chart_upgrade_keeps_the_pods_or_is_refused_as_predicted(
+    release: ReleaseFactory, next_chart: Callable[[str, str], Path]
+) -> None:
+    job = release("torch-elastic", sets=["workers=2"], **P4D)
+    before, identity = uids(job), job_uid(job)
+    job.chart = next_chart("9.9.8", "false")
+    assert not job.changes(sets=["workers=2"], **P4D).is_refused
+    job.upgrade(sets=["workers=2"], **P4D)
+    (live,) = job.objects("jobs")
+    assert live["metadata"]["labels"]["helm.sh/chart"] == "torch-elastic-9.9.8"
+    job.chart = next_chart("9.9.9", "true")
+    foreseen = job.changes(sets=["workers=2"], **P4D)
+    assert foreseen.is_refused
+    assert "enableServiceLinks" in " ".join(foreseen.sentences())
+    with pytest.raises(BiremeError, match="enableServiceLinks of the Job"):
+        job.upgrade(sets=["workers=2"], **P4D)
+    assert (uids(job), job_uid(job)) == (before, identity)
 
 
 def test_two_releases_train_side_by_side(release: ReleaseFactory) -> None:
@@ -257,34 +213,14 @@ def test_uninstall_leaves_nothing(release: ReleaseFactory) -> None:
     assert {kind: job.names(kind) for kind in kinds.split() if job.names(kind)} == {}
 
 
-def test_time_to_live_deadline_and_queue_change_in_place(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    before, identity = uids(job), job_uid(job)
-    in_place = [
-        "workers=2",
-        "job.ttlSecondsAfterFinished=60",
-        "job.activeDeadlineSeconds=9000",
-        "queue.name=training",
-    ]
-    assert not job.changes(sets=in_place, **P4D).is_refused
-    job.upgrade(sets=in_place, **P4D)
-    assert (uids(job), job_uid(job)) == (before, identity)
-
-
-@pytest.mark.parametrize("helm", ["helm3"])
-def test_helm_3_scales_in_place_too(release: ReleaseFactory, helm: str) -> None:
-    job = release("torch-elastic", sets=["workers=2"], helm=helm, **P4D)
+def test_helm_3_scales_a_job_with_spares_in_place_too(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=2", "elastic.spares=1"], helm="helm3", **P4D)
     before = uids(job)
-    job.upgrade(sets=["workers=3"], helm=helm, **P4D)
+    assert len(set(nodes_of(job))) == 3, "the spare has a node of its own"
+    job.upgrade(sets=["workers=3", "elastic.spares=1"], helm="helm3", **P4D)
     assert job.differences() == ()
+    assert len(uids(job)) == 4
     assert before.items() <= uids(job).items()
-
-
-def test_replace_stops_the_old_run_first_when_the_user_names_the_new_one(release: ReleaseFactory) -> None:
-    job = release("torch-elastic", sets=["workers=2"], **P4D)
-    job.upgrade(sets=["workers=2", "run=5"], replace=True, **P4D)
-    assert job.differences() == ()
-    assert job.names("jobs") == [f"{job.name}-r5"]
 
 
 @pytest.fixture
