@@ -65,22 +65,7 @@ def processes_in(folder: Path) -> list[str]:
     return [line for line in listing.stdout.splitlines() if str(folder) in line and not line.startswith("Z")]
 
 
-# --- up and down ---
-
-
-def test_up_gives_ready_nodes_and_down_leaves_nothing(
-    provider: EmbeddedProvider, bireme_paths: Paths, state: Path
-) -> None:
-    cluster = provider.up("brief", {"g5.xlarge": 2})
-    nodes = cluster.api.get("/api/v1/nodes")["items"]
-    assert [node["metadata"]["name"] for node in nodes] == ["cpu-0", "g5-xlarge-0", "g5-xlarge-1"]
-    assert all(is_ready(node) for node in nodes)
-    assert provider.get("brief").nodes == {"cpu": 1, "g5.xlarge": 2}
-    assert "brief" in [info.name for info in list_clusters(replace(bireme_paths, state=state))]
-    assert provider.down("brief") is True
-    assert not (state / "clusters" / "brief").exists()
-    assert processes_in(state / "clusters" / "brief") == []
-    assert provider.down("brief") is False
+# --- up ---
 
 
 def test_the_users_own_kubeconfig_is_not_touched(fleet: EmbeddedCluster, state: Path) -> None:
@@ -295,3 +280,20 @@ def test_a_deleted_pod_on_a_node_that_is_cut_off_does_not_end(fleet: EmbeddedClu
     assert taints.count("node.kubernetes.io/out-of-service") == 1
     faults.remove_node(fleet, node)
     fleet.api.delete(f"{PODS}/stuck", gracePeriodSeconds="0")
+
+
+# --- down ---
+
+
+def test_up_gives_ready_nodes_and_down_leaves_nothing(
+    provider: EmbeddedProvider, fleet: EmbeddedCluster, bireme_paths: Paths, state: Path
+) -> None:
+    """The last one, because it takes the cluster of the others down."""
+    nodes = {node["metadata"]["name"]: node for node in fleet.api.get("/api/v1/nodes")["items"]}
+    assert {"cpu-0", *(f"p4d-24xlarge-{number}" for number in range(4))} <= nodes.keys()
+    assert all(is_ready(node) for node in nodes.values())
+    assert "fleet" in [info.name for info in list_clusters(replace(bireme_paths, state=state))]
+    assert provider.down("fleet") is True
+    assert not (state / "clusters" / "fleet").exists()
+    assert processes_in(state / "clusters" / "fleet") == []
+    assert provider.down("fleet") is False

@@ -34,19 +34,18 @@ def links(tmp_path: Path) -> Path:
 
 def follows(newcomer: Newcomer, toolbox: Toolbox) -> None:
     here, there = blocks(ROOT / "README.md")
-    printed = newcomer.pastes(here)
-    assert "✓ as planned: 2 pods, 1 accelerator, 0 EFA, nodes: 1 × g5.xlarge" in printed
-    _, up, _, _, down = here.commands
-    newcomer.environment["KUBECONFIG"] = str(newcomer.home / ".local/state/bireme/clusters/bireme/kubeconfig")
-    bireme = newcomer.clone / ".venv/bin"
+    *start, down = here.commands
+    kubeconfig = newcomer.home / ".local/state/bireme/clusters/bireme/kubeconfig"
     tools = [toolbox.path(name).parent for name in ("helm", "kubectl")]
     try:
-        newcomer.pastes(Block((up,), ()), bireme)
+        printed = newcomer.pastes(Block(tuple(start), ()))
+        assert "✓ as planned: 2 pods, 1 accelerator, 0 EFA, nodes: 1 × g5.xlarge" in printed
+        newcomer.environment["KUBECONFIG"] = str(kubeconfig)
         printed = newcomer.pastes(there, *tools)
         assert "STATUS: deployed" in printed
         assert "level=INFO" not in printed
     finally:
-        newcomer.pastes(Block((down,), ()), bireme)
+        newcomer.pastes(Block((down,), ()), newcomer.clone / ".venv/bin")
 
 
 def test_its_commands_work_in_a_clone_that_is_set_up(
