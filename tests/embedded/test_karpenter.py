@@ -20,6 +20,8 @@ from bireme.provision.groups import Capacity, Fleet
 from bireme.provision.karpenter import karpenter_objects
 from bireme.tools import Toolbox
 
+pytestmark = pytest.mark.whole
+
 MODULE = "github.com/aws/karpenter-provider-aws@v1.14.1"
 KINDS = {
     "NodePool": "karpenter.sh_nodepools",
@@ -68,7 +70,6 @@ def objects(name: str, capacity: Capacity) -> list[dict[str, Any]]:
     return karpenter_objects(fleet, "KarpenterNodeRole-training")
 
 
-@pytest.mark.whole
 @pytest.mark.parametrize(
     "capacity",
     [Capacity(), Capacity("spot"), Capacity("reservation", "cr-0a1"), Capacity("block", "cr-0a1")],
