@@ -74,6 +74,7 @@ def test_pods_that_mount_the_claim_run_in_its_zone(
         cluster.api.delete(f"{pods}/{name}")
 
 
+@pytest.mark.whole
 @pytest.mark.usefixtures("driver")
 def test_uninstalling_keeps_only_the_claim_that_is_to_stay(
     release: ReleaseFactory, cluster: EmbeddedCluster

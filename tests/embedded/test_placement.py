@@ -50,6 +50,7 @@ def test_workers_with_efa_share_a_zone_also_when_they_grow(
     assert len(places(job, nodes, ZONE)) == 1
 
 
+@pytest.mark.whole
 def test_a_job_over_any_zone_may_have_more_workers_than_a_zone_has_nodes(
     release: ReleaseFactory, nodes: Mapping[str, Mapping[str, str]]
 ) -> None:

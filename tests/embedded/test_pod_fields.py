@@ -8,6 +8,7 @@ import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import ReleaseFactory
+from tests.support.tiers import core
 
 IMAGE = {"repository": "team/train", "tag": "1"}
 TOKEN = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token", "optional": True}}}
@@ -94,7 +95,7 @@ def trainer_of(pod: dict[str, Any]) -> Any:
     return trainer
 
 
-@pytest.mark.parametrize("chart", ["torch-elastic", "mpi-training"])
+@pytest.mark.parametrize("chart", core("torch-elastic", of=["torch-elastic", "mpi-training"]))
 def test_the_pods_of_a_job_have_all_that_the_values_say(release: ReleaseFactory, chart: str) -> None:
     installed = release(chart, instance="p4d.24xlarge", values=VALUES)
     (pod,) = [

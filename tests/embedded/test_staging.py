@@ -8,6 +8,7 @@ import pytest
 
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import ReleaseFactory
+from tests.support.tiers import core
 
 STAGING = {"claimName": "fsx-pvc", "subPath": "datasets/imagenet", "size": "3000Gi"}
 
@@ -19,7 +20,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("chart", OWN)
+@pytest.mark.parametrize("chart", core("torch-elastic", of=OWN))
 def test_staged_data_counts_as_storage_and_cannot_be_dropped_in_place(
     release: ReleaseFactory, chart: str
 ) -> None:
