@@ -85,9 +85,6 @@ class Job:
         found = observe.observe(self.cluster, self._plan(1))
         return {pod.hostname or "": pod for pod in found}
 
-    def patch(self, **spec: Any) -> None:
-        self.cluster.api.patch(self.path, {"spec": spec})
-
     def conditions(self) -> set[str]:
         status = self.cluster.api.get(self.path).get("status", {})
         return {each["type"] for each in status.get("conditions", []) if each["status"] == "True"}
@@ -128,7 +125,7 @@ def job(
 
 
 def test_launcher_and_workers_are_as_planned_and_in_the_host_file(
-    job: Callable[..., Job], cluster: EmbeddedCluster
+    job: Callable[..., Job], cluster: EmbeddedCluster, toolbox: Toolbox
 ) -> None:
     one = job(3)
     assert one.wait(3) == ()
@@ -138,6 +135,12 @@ def test_launcher_and_workers_are_as_planned_and_in_the_host_file(
     assert config["data"]["hostfile"].splitlines() == [
         f"{worker}.{one.name}.{one.namespace}.svc slots=8" for worker in workers
     ]
+    # The columns of the kind.
+    until(lambda: "Running" in one.conditions(), what="the job to run")
+    where = ["--kubeconfig", str(cluster.kubeconfig), "-n", one.namespace]
+    command = [str(toolbox.path("kubectl")), *where, "get", "mpijob", one.name, "--no-headers"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.split()[:3] == [one.name, "Running", "3"]
 
 
 def test_the_launcher_starts_after_the_last_worker_is_ready(
@@ -174,24 +177,3 @@ def test_a_failed_launcher_fails_the_job_with_a_reason(
     (found,) = one.differences(2)
     assert (found.category, found.workload) == ("job-failed", one.name)
     assert "backoff limit" in found.sentence
-
-
-def test_the_number_of_workers_follows_the_replicas(job: Callable[..., Job]) -> None:
-    one = job(1)
-    assert one.wait(1) == ()
-    one.patch(mpiReplicaSpecs={"Worker": {"replicas": 3}})
-    assert one.wait(3) == ()
-    one.patch(mpiReplicaSpecs={"Worker": {"replicas": 2}})
-    assert one.wait(2) == ()
-
-
-def test_kubectl_shows_state_and_workers(
-    job: Callable[..., Job], cluster: EmbeddedCluster, toolbox: Toolbox
-) -> None:
-    one = job(2)
-    assert one.wait(2) == ()
-    until(lambda: "Running" in one.conditions(), what="the job to run")
-    where = ["--kubeconfig", str(cluster.kubeconfig), "-n", one.namespace]
-    command = [str(toolbox.path("kubectl")), *where, "get", "mpijob", one.name, "--no-headers"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert shown.split()[:3] == [one.name, "Running", "2"]

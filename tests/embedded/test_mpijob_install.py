@@ -180,20 +180,6 @@ def test_an_operator_for_one_namespace_ignores_jobs_of_others(
         assert not may(cluster, ours, "create", resource, others)
 
 
-@pytest.mark.whole
-def test_an_operator_without_its_rights_ends_with_an_error(
-    cluster: EmbeddedCluster, install: Install, namespace: Callable[[], str], toolbox: Toolbox
-) -> None:
-    ours, team = namespace(), namespace()
-    install(ours, sets=[f"watchNamespace={team}"])
-    cluster.api.delete(f"/apis/rbac.authorization.k8s.io/v1/namespaces/{team}/rolebindings/mpijob")
-    with (
-        pytest.raises(BiremeError, match=r"(?s)ended with exit code.*forbidden"),
-        controllers.running(cluster, "mpijob", ours, toolbox.path("mpi-operator")) as operator,
-    ):
-        until(operator.has_ended, 120, "the operator to end")
-
-
 # Everything that its code does (pkg/controller of mpi-operator), and rights that other operators have.
 RIGHTS: Mapping[str, set[str]] = {
     "mpijobs.kubeflow.org": {"list", "watch"},
