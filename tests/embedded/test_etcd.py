@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,17 +11,23 @@ from click.testing import CliRunner
 from bireme.cli import cli
 from bireme.clusters.base import Cluster
 from bireme.core.errors import BiremeError
-from bireme.testing.pytest_plugin import ReleaseFactory
-from bireme.tools import Toolbox
+from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[2]
 IN_POD = "persistence.enabled=false"
 
 
-def test_one_member_grows_to_three_in_place(release: ReleaseFactory) -> None:
+def users(etcd: InstalledRelease) -> dict[str, str]:
+    """What is in the Secret that the chart makes."""
+    (secret,) = [each for each in etcd.objects("secrets") if each["metadata"]["name"] == f"{etcd.name}-users"]
+    return dict(secret["data"])
+
+
+def test_one_member_grows_to_three_in_place_with_its_passwords(release: ReleaseFactory) -> None:
     etcd = release("etcd", sets=[IN_POD])
     (first,) = etcd.objects("pods")
+    made = users(etcd)
+    assert made.keys() == {"username", "password", "root-password"}
     etcd.upgrade(sets=[IN_POD, "replicas=3"])
     assert etcd.differences() == ()
     members = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in etcd.objects("pods")}
@@ -32,10 +35,7 @@ def test_one_member_grows_to_three_in_place(release: ReleaseFactory) -> None:
     assert members[f"{etcd.name}-0"] == first["metadata"]["uid"], (
         "growing must not restart the member that is there"
     )
-
-
-def test_an_upgrade_that_removes_members_is_refused(release: ReleaseFactory) -> None:
-    etcd = release("etcd", sets=[IN_POD, "replicas=3"])
+    assert users(etcd) == made
     with pytest.raises(BiremeError, match="replicas: this etcd has 3 members"):
         etcd.upgrade(sets=[IN_POD, "replicas=1"])
 
@@ -93,30 +93,3 @@ def test_an_etcd_without_users_keeps_none_until_its_clients_have_a_secret(releas
     etcd.upgrade(sets=[IN_POD, "auth.enabled=false"])
     etcd.upgrade(sets=[IN_POD, "auth.existingSecret=people"])
     etcd.upgrade(sets=[IN_POD])
-
-
-def test_passwords_are_generated_once(cluster: Cluster, toolbox: Toolbox) -> None:
-    """The second render finds the Secret of the first, as an upgrade does."""
-
-    def run(command: list[str], text: str = "") -> str:
-        environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
-        done = subprocess.run(
-            command, input=text, env=environment, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    template = "template passwords charts/etcd --dry-run=server"
-    render = [str(toolbox.path("helm")), *template.split(), "--show-only=templates/users-secret.yaml"]
-    first, unknown = run(render), run(render)
-    assert yaml.safe_load(first)["data"].keys() == {"username", "password", "root-password"}
-    assert first != unknown
-    kubectl = str(toolbox.path("kubectl"))
-    kept = yaml.safe_load(first)
-    owner = {"meta.helm.sh/release-name": "passwords", "meta.helm.sh/release-namespace": "default"}
-    kept["metadata"]["annotations"] |= owner
-    run([kubectl, "apply", "-f", "-"], json.dumps(kept))
-    try:
-        assert yaml.safe_load(run(render))["data"] == yaml.safe_load(first)["data"]
-    finally:
-        run([kubectl, "delete", "secret", "passwords-users"])

@@ -133,7 +133,9 @@ def job(
 
 
 @pytest.mark.parametrize("chart", core("torch-elastic", of=sorted(JOBS)))
-def test_a_second_apply_changes_nothing(job: Callable[[str], Applied], chart: str) -> None:
+def test_a_second_apply_changes_nothing_and_what_a_job_cannot_take_is_refused(
+    job: Callable[[str], Applied], chart: str
+) -> None:
     applied = job(chart)
     first = applied.render()
     assert applied.drift(first), "there is nothing yet"
@@ -149,29 +151,6 @@ def test_a_second_apply_changes_nothing(job: Callable[[str], Applied], chart: st
     assert done.returncode == 0, done.stderr
     applied.as_planned(second)
     assert applied.pods() == pods
-
-
-@pytest.mark.parametrize("chart", core("torch-elastic", of=["torch-elastic", "paddle"]))
-def test_more_workers_join_those_that_train(job: Callable[[str], Applied], chart: str) -> None:
-    applied = job(chart)
-    applied.apply(applied.render())
-    applied.as_planned(applied.render())
-    before = applied.pods()
-    more = applied.render(workers=3)
-    done = applied.apply(more)
-    assert done.returncode == 0, done.stderr
-    applied.as_planned(more)
-    after = applied.pods()
-    assert before.items() <= after.items()
-    assert len(after) == len(before) + 1
-
-
-def test_the_api_server_refuses_what_a_job_cannot_take(job: Callable[[str], Applied]) -> None:
-    applied = job("mpi-training")
-    first = applied.render()
-    applied.apply(first)
-    applied.as_planned(first)
-    pods = applied.pods()
     refused = applied.apply(applied.render(env={"SEED": "1"}))
     assert refused.returncode != 0
     assert "field is immutable" in refused.stderr
