@@ -93,6 +93,13 @@ def after(
     return look
 
 
+@pytest.fixture
+def claim(cluster: EmbeddedCluster, namespace: str) -> None:
+    """The claim of JOB, bound."""
+    cluster.add_claim("fsx-pvc", namespace)
+    wait_until_bound(cluster, namespace)
+
+
 def add_claim(cluster: EmbeddedCluster, namespace: str, name: str = "fsx-pvc", **spec: Any) -> None:
     body = {
         "metadata": {"name": name},
@@ -129,11 +136,10 @@ def the_pod(cluster: EmbeddedCluster, namespace: str) -> dict[str, Any]:
     return dict(cluster.api.get(path, labelSelector=own)["items"][0])
 
 
+@pytest.mark.usefixtures("claim")
 def test_nothing_is_found_about_a_job_that_can_run(
     cluster: EmbeddedCluster, namespace: str, before: Before
 ) -> None:
-    cluster.add_claim("fsx-pvc", namespace)
-    wait_until_bound(cluster, namespace)
     assert before("torch-elastic", **JOB) == []
 
 
@@ -178,11 +184,10 @@ def test_a_claim_in_another_zone_than_the_nodes(
     assert sentence == "The claim fsx-pvc is in us-west-2c, and the job's nodes are in us-west-2a"
 
 
+@pytest.mark.usefixtures("claim")
 def test_nodes_that_are_missing_too_few_or_without_a_resource(
     cluster: EmbeddedCluster, namespace: str, before: Before
 ) -> None:
-    cluster.add_claim("fsx-pvc", namespace)
-    wait_until_bound(cluster, namespace)
     p5 = before("torch-elastic", instance="p5.48xlarge", workload="imagenet-efa")
     assert p5 == [
         "3 worker pods cannot be placed: there are no p5.48xlarge nodes, 3 p5.48xlarge nodes are needed"
@@ -218,22 +223,20 @@ def without_threads(cluster: EmbeddedCluster) -> Iterator[None]:
         cluster.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": {"cpu": cpu}}})
 
 
+@pytest.mark.usefixtures("claim")
 def test_nodes_that_offer_less_than_their_type(
     cluster: EmbeddedCluster, namespace: str, before: Before, without_threads: None
 ) -> None:
-    cluster.add_claim("fsx-pvc", namespace)
-    wait_until_bound(cluster, namespace)
     (sentence,) = before("torch-elastic", **JOB)
     assert sentence.startswith("3 worker pods can never fit 5 p4d.24xlarge nodes: a pod asks for 94 cpu")
     assert before("torch-elastic", sets=["instance.threadsPerCore=1"], **JOB) == []
     assert before("torch-elastic", sets=["instance.vcpu=48"], **JOB) == []
 
 
+@pytest.mark.usefixtures("claim")
 def test_what_daemonsets_take_of_the_nodes_is_not_there_for_workers(
     cluster: EmbeddedCluster, namespace: str, before: Before, without_threads: None
 ) -> None:
-    cluster.add_claim("fsx-pvc", namespace)
-    wait_until_bound(cluster, namespace)
     labels = {"app": "agent"}
     container = {"name": "agent", "image": "agent", "resources": {"requests": {"cpu": "2"}}}
     pod = {"containers": [container], "tolerations": EVERYWHERE}
@@ -281,11 +284,10 @@ def tainted(cluster: EmbeddedCluster) -> Iterator[str]:
     cluster.api.patch(path, {"spec": {"taints": taints}})
 
 
+@pytest.mark.usefixtures("claim")
 def test_a_taint_that_the_job_does_not_tolerate(
     cluster: EmbeddedCluster, namespace: str, before: Before, tainted: str
 ) -> None:
-    cluster.add_claim("fsx-pvc", namespace)
-    wait_until_bound(cluster, namespace)
     (sentence,) = before("torch-elastic", **JOB)
     assert sentence == f"Node {tainted} has the taint team:NoSchedule, which the job does not tolerate"
 
@@ -474,57 +476,35 @@ def test_an_image_that_is_published_nowhere_is_named_before_it_is_pulled(
     assert images("image.registry=registry.example.com", "image.repository=team/train") == []
 
 
-@pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        (
-            {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}},
-            "cannot be pulled",
-        ),
-        ({"state": {"waiting": {"reason": "CreateContainerConfigError"}}}, "a Secret or ConfigMap"),
-        ({"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 4}, "again and again"),
-        (
-            {
-                "state": {"running": {}},
-                "restartCount": 5,
-                "lastState": {"terminated": {"exitCode": 139, "reason": "Error"}},
-            },
-            "has restarted 5 times, last with code 139",
-        ),
-        (
-            {
-                "state": {"running": {}},
-                "restartCount": 1,
-                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
-            },
-            "lack of memory",
-        ),
-        ({"state": {"running": {}}, "restartCount": 1}, None),
-    ],
-)
+def waits(reason: str) -> dict[str, Any]:
+    return {"state": {"waiting": {"reason": reason, "message": "no such image"}}}
+
+
+def restarted(times: int, code: int = 139, reason: str = "Error") -> dict[str, Any]:
+    ended = {"terminated": {"exitCode": code, "reason": reason}} if code else {}
+    return {"state": {"running": {}}, "restartCount": times, "lastState": ended}
+
+
 def test_containers_that_wait_or_restart(
-    cluster: EmbeddedCluster,
-    namespace: str,
-    after: Callable[[], tuple[Finding, ...]],
-    status: Mapping[str, Any],
-    words: str | None,
+    cluster: EmbeddedCluster, namespace: str, after: Callable[[], tuple[Finding, ...]]
 ) -> None:
     """The status that a kubelet would write, on a pod that no simulated kubelet touches."""
     # A scheduler that is not there leaves the pod alone.
     make_job(cluster, namespace, pod={"schedulerName": "none"})
-    name = the_pod(cluster, namespace)["metadata"]["name"]
-    container = {
-        "name": "main",
-        "image": "busybox",
-        "imageID": "",
-        "ready": False,
-        "restartCount": 0,
-        **status,
-    }
-    body = {"status": {"containerStatuses": [container]}}
-    cluster.api.patch(f"{CORE}/{namespace}/pods/{name}/status", body)
-    found = [each.sentence for each in after()]
-    assert [bool(words) and str(words) in each for each in found] == ([True] if words else []), found
+    path = f"{CORE}/{namespace}/pods/{the_pod(cluster, namespace)['metadata']['name']}/status"
+    plain = {"name": "main", "image": "busybox", "imageID": "", "ready": False, "restartCount": 0}
+    for status, words in (
+        (waits("ImagePullBackOff"), "cannot be pulled"),
+        (waits("CreateContainerConfigError"), "a Secret or ConfigMap"),
+        (waits("CrashLoopBackOff") | {"restartCount": 4}, "again and again"),
+        (restarted(5), "has restarted 5 times, last with code 139"),
+        (restarted(1, 137, "OOMKilled"), "lack of memory"),
+    ):
+        cluster.api.patch(path, {"status": {"containerStatuses": [plain | status]}})
+        (found,) = after()
+        assert words in found.sentence
+    cluster.api.patch(path, {"status": {"containerStatuses": [plain | restarted(1, 0)]}})
+    assert after() == ()
 
 
 def test_workers_that_leave_efa_alone_use_tcp(
