@@ -253,14 +253,3 @@ def test_ranks_of_an_mpijob_save_when_its_launcher_is_replaced(steps: Run, shell
     assert end(job, "MPIJob", 150)[0] in WELL, log_of(shell, job)
     made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", log_of(shell, job))]
     assert made[-(150 - first) :] == list(range(first, 150))
-
-
-@pytest.mark.whole
-@EACH_ORCHESTRATOR
-def test_helm_test_says_that_the_image_has_what_it_takes(
-    run: Run, shell: Shell, test_namespace: str, orchestrator: str
-) -> None:
-    job = run(orchestrator, ["workers=1"])
-    assert "Phase:          Succeeded" in shell.helm(
-        "test", job.name, "-n", test_namespace, "--timeout", "2m"
-    )
