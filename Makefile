@@ -90,7 +90,7 @@ KIND_NODES := p5.4xlarge=3
 KIND_IMAGES := etcd python torch mpi-5 mpi-operator paddle moto
 # Two workers share one cluster: its tests wait more than they compute. KIND_WORKERS=0 runs one test at a time.
 KIND_WORKERS ?= 2
-TOPOLOGY_TESTS := $(patsubst %,tests/embedded/test_%.py,torch_elastic mpi_training mpijob paddle)
+TOPOLOGY_TESTS := $(patsubst %,tests/embedded/test_%.py,torch_elastic mpi_training paddle)
 
 .PHONY: kind-images
 kind-images: setup ## Build the node image and the images that the core of the kind tier needs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,10 @@ from bireme.cli import cli
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
+from bireme.tools import Toolbox
 from tests.support import faults
 from tests.support.tiers import core
+from tests.support.waiting import until
 
 # The types on which the AWS walkthrough trains Mask R-CNN, with their GPUs and EFA interfaces.
 TYPES = {"p3.16xlarge": (8, 0), "p3dn.24xlarge": (8, 1), "p4d.24xlarge": (8, 4)}
@@ -80,17 +83,6 @@ def test_the_first_workers_success_completes_the_job_and_ends_the_others(release
         job.cluster, next(name for name in live(job, "worker") if "-r1-0-" in name), job.namespace
     )
     job.until(lambda: not live(job, "worker") and "Complete" in conditions(job))
-
-
-@pytest.mark.whole
-def test_a_failed_launcher_is_replaced_within_the_backoff_limit(release: ReleaseFactory) -> None:
-    job = release("mpi-training", sets=["workers=2", "recovery.backoffLimit=1", ALONE], **P4D)
-    (first,) = [name for name in live(job, "worker") if "-r1-0-" in name]
-    faults.fail(job.cluster, first, 75, job.namespace)
-    job.until(lambda: any("-r1-0-" in name for name in set(live(job, "worker")) - {first}))
-    (second,) = [name for name in live(job, "worker") if "-r1-0-" in name]
-    faults.fail(job.cluster, second, 75, job.namespace)
-    assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
 
 
 def test_an_exit_code_that_no_restart_helps_fails_the_job_at_once(release: ReleaseFactory) -> None:
@@ -167,17 +159,6 @@ def test_an_elastic_job_scales_in_place_and_each_worker_has_starts_of_its_own(
         job.upgrade(sets=["workers=5", *limits])
 
 
-@pytest.mark.whole
-def test_suspend_removes_the_pods_and_the_queue_label_is_set(release: ReleaseFactory) -> None:
-    job = release("mpi-training", sets=["workers=2", ALONE], **P4D)
-    job.upgrade(sets=["workers=2", ALONE, "job.suspend=true", "queue.name=training"], **P4D)
-    job.until(lambda: not live(job, "worker"))
-    (found,) = job.objects("jobs")
-    assert found["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "training"
-    job.upgrade(sets=["workers=2", ALONE, "job.suspend=false", "queue.name=training"], **P4D)
-    assert job.differences() == ()
-
-
 def test_without_the_operator_an_mpi_job_is_refused_with_advice(release: ReleaseFactory) -> None:
     with pytest.raises(BiremeError, match="this cluster has no MPIJobs; install charts/mpijob first"):
         release("mpi-training", sets=["mpi.orchestrator=MPIJob"])
@@ -190,12 +171,55 @@ class TestMpiJob:
     SETS = ("mpi.orchestrator=MPIJob", "workers=2", ALONE)
 
     @EACH_TYPE
-    def test_maskrcnn_fills_two_nodes(self, release: ReleaseFactory, instance: str) -> None:
+    def test_launcher_and_workers_are_as_planned_and_in_the_host_file(
+        self, release: ReleaseFactory, instance: str, toolbox: Toolbox
+    ) -> None:
         job = release("mpi-training", instance=instance, workload="maskrcnn", sets=list(self.SETS))
         assert job.differences() == ()
-        assert_whole_nodes(job, instance, [f"{job.name}-r1-worker-{index}" for index in range(2)])
+        workers = [f"{job.name}-r1-worker-{index}" for index in range(2)]
+        assert_whole_nodes(job, instance, workers)
         (environment,) = told(job, "launcher")
         assert environment["BIREME_MPI_ROLE"] == "launcher"
+        config = job.cluster.api.get(f"/api/v1/namespaces/{job.namespace}/configmaps/{job.name}-r1-config")
+        assert config["data"]["hostfile"].splitlines() == [
+            f"{worker}.{job.name}-r1.{job.namespace}.svc slots=8" for worker in workers
+        ]
+        where = ["--kubeconfig", str(job.cluster.kubeconfig), "-n", job.namespace]
+        command = [str(toolbox.path("kubectl")), *where, "get", "mpijob", f"{job.name}-r1", "--no-headers"]
+
+        def columns() -> list[str]:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[:3]
+
+        until(lambda: columns() == [f"{job.name}-r1", "Running", "2"], what=lambda: str(columns()), every=1)
+
+    def test_the_launcher_starts_after_the_last_worker_is_ready(
+        self, release: ReleaseFactory, cluster: EmbeddedCluster
+    ) -> None:
+        nodes = cluster.nodes["p4d.24xlarge"]
+        sets = ["mpi.orchestrator=MPIJob", f"workers={nodes + 1}", ALONE]
+        job = release("mpi-training", sets=sets, expect_differences=True, timeout=3, **P4D)
+
+        def ready() -> list[bool]:
+            return sorted(pod.ready for pod in job.pods() if pod.role == "worker")
+
+        job.until(lambda: ready() == [False] + [True] * nodes)
+        assert live(job, "launcher") == []
+        (node,) = cluster.add_nodes("p4d.24xlarge", 1)
+        # Not by `wait`, which gives up where the scheduler stands still.
+        job.until(lambda: job.differences() == ())
+        (launcher,) = [pod.created for pod in job.pods() if pod.role == "launcher"]
+        assert launcher >= max(pod.created for pod in job.pods() if pod.role == "worker")
+        # In this order, because no kubelet ends the pods of a removed node.
+        job.uninstall()
+        faults.remove_node(cluster, node)
+
+    def test_a_failed_launcher_fails_the_job_with_a_reason(self, release: ReleaseFactory) -> None:
+        job = release("mpi-training", sets=[*self.SETS, "recovery.backoffLimit=0"], **P4D)
+        (launcher,) = live(job, "launcher")
+        faults.fail(job.cluster, launcher, 3, job.namespace)
+        job.until(lambda: [each.category for each in job.differences()] == ["job-failed"])
+        assert "backoff limit" in job.differences()[0].sentence
+        job.until(lambda: not live(job, "worker"))
 
     @pytest.mark.whole
     def test_a_complete_job_removes_its_workers_and_keeps_its_launcher(self, release: ReleaseFactory) -> None:

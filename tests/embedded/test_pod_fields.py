@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.support.tiers import core
 
@@ -119,67 +118,3 @@ def test_the_pods_of_a_job_have_all_that_the_values_say(release: ReleaseFactory,
     assert "prepare" in names
     (job,) = installed.objects("jobs")
     assert has(VALUES["job"], job["metadata"])
-
-
-@pytest.mark.whole
-@pytest.mark.usefixtures("mpi_operator")
-def test_the_launcher_of_an_mpijob_has_its_own(release: ReleaseFactory, cluster: EmbeddedCluster) -> None:
-    affinity = {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [
-                    {
-                        "matchExpressions": [
-                            {
-                                "key": "node.kubernetes.io/instance-type",
-                                "operator": "NotIn",
-                                "values": ["p4d.24xlarge"],
-                            }
-                        ]
-                    }
-                ]
-            }
-        }
-    }
-    node = {"name": "NODE", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}}
-    values: dict[str, Any] = {
-        "workers": 2,
-        "image": IMAGE,
-        "env": {"LEVEL": "info"},
-        "mpi": {
-            "orchestrator": "MPIJob",
-            "launcher": {
-                "image": {"tag": "launch"},
-                "tolerations": [{"key": "pool", "operator": "Exists"}],
-                "affinity": affinity,
-                "env": {"LEVEL": "debug"},
-                "extraEnv": [node],
-                "podLabels": {"role": "launcher"},
-                "initContainers": [{"name": "order", "command": ["sort-nodes"]}],
-                "extraVolumes": [{"name": "order", "emptyDir": {}}],
-                "extraVolumeMounts": [{"name": "order", "mountPath": "/node-ordering"}],
-            },
-        },
-    }
-    installed = release("mpi-training", instance="p4d.24xlarge", values=values)
-    pods: dict[str, list[dict[str, Any]]] = {}
-    for pod in installed.objects("pods"):
-        pods.setdefault(pod["metadata"]["labels"]["app.kubernetes.io/component"], []).append(pod)
-    assert len(pods["worker"]) == 2
-    (launcher,) = pods["launcher"]
-    nodes = {each["metadata"]["name"]: each for each in cluster.api.get("/api/v1/nodes")["items"]}
-    types = [
-        nodes[pod["spec"]["nodeName"]]["metadata"]["labels"]["node.kubernetes.io/instance-type"]
-        for pod in (launcher, *pods["worker"])
-    ]
-    assert types[1:] == ["p4d.24xlarge"] * 2
-    assert types[0] != "p4d.24xlarge", "its affinity keeps it off the accelerators"
-    assert trainer_of(launcher)["image"].endswith("team/train:launch")
-    assert has([{"name": "LEVEL", "value": "debug"}, node], trainer_of(launcher)["env"])
-    assert has([{"mountPath": "/node-ordering"}], trainer_of(launcher)["volumeMounts"])
-    assert [each["name"] for each in launcher["spec"]["initContainers"]] == ["order"]
-    assert launcher["metadata"]["labels"]["role"] == "launcher"
-    assert has(values["mpi"]["launcher"]["tolerations"], launcher["spec"]["tolerations"])
-    for worker in pods["worker"]:
-        assert has([{"name": "LEVEL", "value": "info"}], trainer_of(worker)["env"])
-        assert "role" not in worker["metadata"]["labels"]
