@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from bireme.live.release import Releases
 from bireme.plan.instances import Instance
 from bireme.testing.pytest_plugin import InstalledRelease
 from bireme.tools import Toolbox
-from tests.embedded.addons import WithAddon
+from tests.embedded.addons import OwnCluster, WithAddon
 from tests.support import controllers, waiting
 
 pytestmark = pytest.mark.embedded
@@ -33,29 +34,37 @@ def fsx_claim(request: pytest.FixtureRequest) -> None:
         cluster.add_claim("fsx-pvc", request.getfixturevalue("test_namespace"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def own_cluster(
+    bireme_paths: Paths, toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
+) -> OwnCluster:
+    """``with own_cluster("dra", {"cpu": 3}) as cluster``: one that no other test uses."""
+
+    @contextmanager
+    def running(word: str, nodes: Mapping[str, int], **options: Any) -> Iterator[EmbeddedCluster]:
+        paths = replace(bireme_paths, state=tmp_path_factory.mktemp(word))
+        provider, name = EmbeddedProvider(paths, toolbox), f"{word}-{uuid.uuid4().hex[:6]}"
+        with owned(paths, "embedded", name):
+            try:
+                yield provider.up(name, nodes, **options)
+            finally:
+                provider.down(name)
+
+    return running
+
+
+@pytest.fixture(scope="session")
 def with_addon(
-    bireme_paths: Paths,
-    toolbox: Toolbox,
-    renderer: Renderer,
-    instances: Mapping[str, Instance],
-    tmp_path_factory: pytest.TempPathFactory,
+    own_cluster: OwnCluster, toolbox: Toolbox, renderer: Renderer, instances: Mapping[str, Instance]
 ) -> WithAddon:
     """Starts a cluster of its own with an add-on: ``with with_addon("kueue", {"cpu": 1}) as …``."""
 
     @contextmanager
     def running(addon: str, nodes: Mapping[str, int]) -> Iterator[tuple[EmbeddedCluster, Deployer]]:
-        paths = replace(bireme_paths, state=tmp_path_factory.mktemp(addon))
-        provider = EmbeddedProvider(paths, toolbox)
-        name = f"{addon}-{uuid.uuid4().hex[:6]}"
-        with owned(paths, "embedded", name):
-            cluster = provider.up(name, nodes)
-            try:
-                controller = start_addon(addon, cluster, toolbox)
-                yield cluster, Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
-                controller.check_alive()
-            finally:
-                provider.down(name)
+        with own_cluster(addon, nodes) as cluster:
+            controller = start_addon(addon, cluster, toolbox)
+            yield cluster, Deployer(cluster, Releases(cluster, toolbox), renderer, instances)
+            controller.check_alive()
 
     return running
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bireme.clusters.base import Cluster
-from bireme.clusters.embedded import EmbeddedProvider
-from bireme.clusters.owner import owned
 from bireme.clusters.waiting import until
-from bireme.core.paths import Paths
 from bireme.helm import Render
-from bireme.tools import Toolbox
+from tests.embedded.addons import OwnCluster
 from tests.support.rendered import the
 
 DRA = "/apis/resource.k8s.io/v1"
@@ -33,31 +28,22 @@ VALUES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def devices(
-    bireme_paths: Paths, toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
+@pytest.fixture
+def devices(own_cluster: OwnCluster) -> Iterator[Cluster]:
     """A cluster of three nodes, two of which have four devices: the stand-in for the slices of a driver."""
-    paths = replace(bireme_paths, state=tmp_path_factory.mktemp("dra"))
-    provider = EmbeddedProvider(paths, toolbox)
-    name = f"dra-{uuid.uuid4().hex[:6]}"
-    with owned(paths, "embedded", name):
-        cluster = provider.up(name, {"cpu": 3})
-        try:
-            device_class = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
-            cluster.api.create(f"{DRA}/deviceclasses", dra("DeviceClass", DRIVER, device_class))
-            nodes = sorted(node["metadata"]["name"] for node in cluster.api.get("/api/v1/nodes")["items"])
-            for node in nodes[:2]:
-                slice_ = {
-                    "driver": DRIVER,
-                    "nodeName": node,
-                    "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-                    "devices": [{"name": f"gpu-{number}"} for number in range(4)],
-                }
-                cluster.api.create(f"{DRA}/resourceslices", dra("ResourceSlice", f"{node}-gpus", slice_))
-            yield cluster
-        finally:
-            provider.down(name)
+    with own_cluster("dra", {"cpu": 3}) as cluster:
+        device_class = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
+        cluster.api.create(f"{DRA}/deviceclasses", dra("DeviceClass", DRIVER, device_class))
+        nodes = sorted(node["metadata"]["name"] for node in cluster.api.get("/api/v1/nodes")["items"])
+        for node in nodes[:2]:
+            slice_ = {
+                "driver": DRIVER,
+                "nodeName": node,
+                "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+                "devices": [{"name": f"gpu-{number}"} for number in range(4)],
+            }
+            cluster.api.create(f"{DRA}/resourceslices", dra("ResourceSlice", f"{node}-gpus", slice_))
+        yield cluster
 
 
 def dra(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -6,20 +6,18 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from bireme.adopt.export import export
-from bireme.clusters.embedded import EmbeddedCluster, EmbeddedProvider
-from bireme.clusters.owner import owned
-from bireme.core.paths import Paths
+from bireme.clusters.embedded import EmbeddedCluster
 from bireme.helm import Renderer
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand
 from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
+from tests.embedded.addons import OwnCluster
 from tests.support.managers import JOBSET, TRAINER, TRAINING_OPERATOR
 from tests.support.waiting import until
 
@@ -50,21 +48,12 @@ PATHS = {
 
 
 @pytest.fixture(scope="module")
-def controlled(
-    bireme_paths: Paths, toolbox: Toolbox, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EmbeddedCluster]:
+def controlled(own_cluster: OwnCluster, toolbox: Toolbox) -> Iterator[EmbeddedCluster]:
     """A cluster of its own: the controllers' webhooks see each pod that is made there."""
-    paths = replace(bireme_paths, state=tmp_path_factory.mktemp("exports"))
-    provider, name = EmbeddedProvider(paths, toolbox), f"exports-{uuid.uuid4().hex[:6]}"
-    with owned(paths, "embedded", name):
-        cluster = provider.up(name, NODES)
-        try:
-            with contextlib.ExitStack() as stack:
-                for each in (JOBSET, TRAINER, TRAINING_OPERATOR):
-                    stack.enter_context(each.running(cluster, toolbox))
-                yield cluster
-        finally:
-            provider.down(name)
+    with own_cluster("exports", NODES) as cluster, contextlib.ExitStack() as stack:
+        for each in (JOBSET, TRAINER, TRAINING_OPERATOR):
+            stack.enter_context(each.running(cluster, toolbox))
+        yield cluster
 
 
 def items(cluster: EmbeddedCluster, path: str) -> list[dict[str, Any]]:

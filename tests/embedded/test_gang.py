@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,8 @@ import pytest
 import yaml
 
 from bireme.clusters.base import Cluster
-from bireme.clusters.embedded import EmbeddedProvider
-from bireme.clusters.owner import owned
-from bireme.core.paths import Paths
 from bireme.tools import Toolbox
+from tests.embedded.addons import OwnCluster
 from tests.embedded.csi import running
 from tests.runtime.etcd_servers import free_port
 from tests.support import waiting
@@ -62,21 +58,17 @@ def volcano(cluster: Cluster, toolbox: Toolbox, folder: Path) -> Iterator[None]:
 @pytest.fixture(scope="module", params=["volcano", "kubernetes"])
 def gang(
     request: pytest.FixtureRequest,
-    bireme_paths: Paths,
+    own_cluster: OwnCluster,
     toolbox: Toolbox,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, Cluster]]:
     """The value of placement.gang, and a cluster with that scheduler."""
-    folder = tmp_path_factory.mktemp("gang")
-    paths, name = replace(bireme_paths, state=folder), f"gang-{uuid.uuid4().hex[:6]}"
-    provider, is_volcano = EmbeddedProvider(paths, toolbox), request.param == "volcano"
-    with owned(paths, "embedded", name):
-        cluster = provider.up(name, NODES, options=None if is_volcano else GATES)
-        try:
-            with volcano(cluster, toolbox, folder) if is_volcano else contextlib.nullcontext():
-                yield request.param, cluster
-        finally:
-            provider.down(name)
+    folder, is_volcano = tmp_path_factory.mktemp("gang"), request.param == "volcano"
+    with (
+        own_cluster("gang", NODES, options=None if is_volcano else GATES) as cluster,
+        volcano(cluster, toolbox, folder) if is_volcano else contextlib.nullcontext(),
+    ):
+        yield request.param, cluster
 
 
 def workers(cluster: Cluster, release: str, component: str = "worker") -> list[dict[str, Any]]:
