@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from bireme.clusters import programs
 from bireme.helm import Render
 from bireme.helm.yaml import as_json
 from bireme.tools import Toolbox
@@ -20,6 +18,7 @@ from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.elastic.monitor.status import Starts, WorkerStatus
 from bireme_runtime.process.server import Background
 from tests.runtime.etcd_servers import free_port
+from tests.support.prometheus import scraping
 from tests.support.rendered import the
 from tests.support.waiting import until
 
@@ -35,25 +34,14 @@ def test_a_run_without_steps_is_told(toolbox: Toolbox, render: Callable[..., Ren
     alerts = {"enabled": True, "noStepSeconds": 2}
     rendered = render("torch-elastic", values={"monitoring": {"metrics": {"alerts": alerts}}})
     job, rule = the(rendered, "Job"), the(rendered, "PrometheusRule")
-    (tmp_path / "rules.yaml").write_text(as_json(rule["spec"]))
     seen = progress.Progress()
     seen.take(b"step 1")
-    worker, port = free_port(), free_port()
+    worker = free_port()
     Background(WorkerStatus(Starts(), seen, failures.Ledger(), lambda: "").answer, "", worker)
     labels = {"namespace": job["metadata"]["namespace"], "pod": f"{job.name}-0-x7fk2"}
-    scraped = {"targets": [f"127.0.0.1:{worker}"], "labels": labels}
-    config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-        "rule_files": [f"{tmp_path}/rules.yaml"],
-        "scrape_configs": [{"job_name": "workers", "static_configs": [scraped]}],
-    }
-    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    arguments = [f"--config.file={tmp_path}/prometheus.yaml", f"--storage.tsdb.path={tmp_path}/data"]
-    arguments += [f"--web.listen-address=127.0.0.1:{port}"]
-    program = programs.start(tmp_path, toolbox.path("prometheus"), arguments, {})
-    try:
-        url = f"http://127.0.0.1:{port}"
-        program.wait_ready(f"{url}/-/ready", 120)
+    target = {"targets": [f"127.0.0.1:{worker}"], "labels": labels}
+    with scraping(toolbox, tmp_path, target, as_json(rule["spec"])) as running:
+        url = running.url
         until(lambda: all(each["health"] == "ok" for each in rules(url)), what="all rules are read")
         until(
             lambda: (
@@ -61,5 +49,3 @@ def test_a_run_without_steps_is_told(toolbox: Toolbox, render: Callable[..., Ren
             ),
             what="the alert",
         )
-    finally:
-        program.stop()

@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tests.embedded.csi import (
 )
 from tests.runtime.etcd_servers import free_port
 from tests.runtime.s3_servers import LOCK, environment_of
+from tests.support import api_server
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.whole
@@ -45,18 +46,11 @@ TASK = {
 }
 
 
-class Metadata(BaseHTTPRequestHandler):
+class Metadata(api_server.Quiet):
     """Where the driver learns its region from: the metadata of a container of ECS."""
 
     def do_GET(self) -> None:
-        body = json.dumps(TASK).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+        self.answer(json.dumps(TASK).encode())
 
 
 @dataclass(frozen=True)

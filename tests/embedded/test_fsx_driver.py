@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.embedded.csi import (
     short_folder,
     volumes_of,
 )
-from tests.support import waiting
+from tests.support import api_server, waiting
 from tests.support.fsx import DYNAMIC
 
 DRIVER = "fsx.csi.aws.com"
@@ -66,19 +66,12 @@ def fsx() -> Iterator[tuple[Fsx, str]]:
     """The stand-in and its URL."""
     stand_in = Fsx()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(api_server.Quiet):
         def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             call = self.headers["X-Amz-Target"].rpartition(".")[2]
             body = json.dumps(stand_in.answer(call, request)).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/x-amz-json-1.1")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+            self.answer(body, Content_Type="application/x-amz-json-1.1")
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from http.server import ThreadingHTTPServer
 
 import pytest
-import yaml
 
 from bireme.autoscale.sources import query
-from bireme.clusters import programs
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.clusters.programs import Program
 from bireme.core.errors import BiremeError
 from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from bireme.tools import Toolbox
 from tests.embedded.elastic_jobs import BIREME, REGISTRY, elastic, workers
-from tests.runtime.etcd_servers import free_port
 from tests.support import api_server, controllers
+from tests.support.prometheus import Prometheus, scraping
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.whole
@@ -51,33 +49,13 @@ def backlog() -> Iterator[Backlog]:
     server.server_close()
 
 
-@dataclass(frozen=True)
-class Prometheus:
-    """A Prometheus that scrapes each second."""
-
-    program: Program
-    url: str
-
-
 @pytest.fixture(scope="module")
 def prometheus(
     toolbox: Toolbox, backlog: Backlog, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
-    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
-    jobs = [{"job_name": "queue", "static_configs": [{"targets": [f"127.0.0.1:{backlog.port}"]}]}]
-    config = {"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}
-    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-    arguments = [f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data"]
-    arguments += [f"--web.listen-address=127.0.0.1:{port}"]
-    program, url = (
-        programs.start(folder, toolbox.path("prometheus"), arguments, {}),
-        f"http://127.0.0.1:{port}",
-    )
-    try:
-        program.wait_ready(f"{url}/-/ready", 120)
-        yield Prometheus(program, url)
-    finally:
-        program.stop()
+    target = {"targets": [f"127.0.0.1:{backlog.port}"]}
+    with scraping(toolbox, tmp_path_factory.mktemp("prometheus"), target) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
