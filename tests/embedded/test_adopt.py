@@ -86,18 +86,12 @@ def test_an_adopted_pytorchjob_has_its_pods_ranks_and_devices(
     [
         ("elastic-pytorchjob", {}, {"worker": 2}, "1"),
         ("a-pytorchjob-whose-master-says-more", {}, {"worker": 4}, None),
-        ("a-pytorchjob-in-an-appwrapper", ACCOUNT, {"worker": 2}, None),
-        ("mpijob", FULL_NODES, {"launcher": 1, "worker": 2}, "8"),
         ("the-first-mpijob", FULL_NODES, {"launcher": 1, "worker": 2}, "8"),
-        ("trainjob", FULL_NODES, {"worker": 2}, "8"),
         ("a-trainjob-with-its-runtime", ACCOUNT, {"worker": 3}, "8"),
         ("jobset", FULL_NODES, {"worker": 4}, "8"),
-        ("volcano", {}, {"worker": 3}, None),
         ("volcano-with-mpirun", {}, {"launcher": 1, "worker": 2}, None),
         ("statefulset", {}, {"worker": 2}, None),
-        ("elasticjob", {}, {"worker": 2}, None),
         ("hyperpod", FULL_NODES, {"worker": 5}, "8"),
-        ("paddlejob-of-kubeflow", {}, {"trainer": 2}, "2"),
         ("paddlejob-with-servers", {}, {"trainer": 3, "pserver": 2}, None),
     ],
 )

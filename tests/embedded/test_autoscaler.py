@@ -207,22 +207,6 @@ def roll_back(
 
 
 @pytest.mark.whole
-def test_two_jobs_share_what_comes_free(
-    cluster: EmbeddedCluster,
-    controller: Program,
-    release: ReleaseFactory,
-    occupied: Callable[..., Callable[[], None]],
-) -> None:
-    count = nodes(cluster)
-    give_back = occupied(count - 2)
-    jobs = [elastic(release, f"elastic.autoscale.max={count}", workers=1) for _ in range(2)]
-    until(lambda: [running(job) for job in jobs] == [1, 1], what=controller.log.read_text)
-    give_back()
-    until(lambda: sum(map(running, jobs)) == count, what=controller.log.read_text)
-    assert abs(workers(jobs[0]) - workers(jobs[1])) <= 1
-
-
-@pytest.mark.whole
 def test_a_job_keeps_to_its_hours(controller: Program, release: ReleaseFactory) -> None:
     always = {"elastic": {"autoscale": {"schedules": [{"from": "00:00", "to": "00:00", "max": 1}]}}}
     job = elastic(release, values=always)

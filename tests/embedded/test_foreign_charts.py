@@ -172,17 +172,6 @@ def test_pods_of_a_chart_without_labels_are_installed_compared_and_removed(
     cluster.api.delete(f"{pods}/web-stranger")
 
 
-@pytest.mark.whole
-def test_objects_of_any_kind_are_found_by_their_plural(release: ReleaseFactory, chart: Path) -> None:
-    one, other = release(chart, values={"caches": 0}), release(chart, values={"caches": 0})
-    for plural in ("services", "horizontalpodautoscalers", "deployments", "databases.example.com"):
-        suffix = "db" if plural.startswith("databases") else "web"
-        assert one.names(plural) == [f"{one.name}-{suffix}"], plural
-    assert all(name.startswith(f"{one.name}-web-") for name in one.names("replicasets"))
-    assert set(one.names("pods")) & set(other.names("pods")) == set()
-    assert len(one.names("pods")) == len(other.names("pods")) == 2
-
-
 def test_an_api_of_a_pod_that_does_not_answer_hides_no_objects(
     cluster: Cluster, release: ReleaseFactory, tmp_path: Path
 ) -> None:

@@ -81,10 +81,9 @@ def place(job: InstalledRelease, index: int) -> tuple[str, str]:
 XID = {"key": "nvidia.com/gpu-xid-error", "value": "true", "effect": "NoSchedule"}
 QUARANTINE = {"metadata": {"annotations": {QUARANTINE_ANNOTATION: "[]"}}, "spec": {"unschedulable": True}}
 REPLACED = {"metadata": {"labels": {HYPERPOD_HEALTH_LABEL: "UnschedulablePendingReplacement"}}}
+# One for each place in which a node can have it. tests/unit/test_node_health.py has all words.
 AILMENTS = {
     WHY: condition("AcceleratedHardwareReady", "False"),
-    "SysLogsXIDError is True": condition("SysLogsXIDError", "True"),
-    "KernelDeadlock is True": condition("KernelDeadlock", "True"),
     "it has the taint nvidia.com/gpu-xid-error": {"taints": [XID]},
     "NVSentinel has cordoned it": QUARANTINE,
     "HyperPod says UnschedulablePendingReplacement": REPLACED,

@@ -198,18 +198,6 @@ def test_a_team_borrows_what_another_does_not_use_and_gives_it_back(queues: Queu
     queues.runs("borrower", 4)
 
 
-def test_a_job_of_higher_priority_takes_the_place_of_one_that_runs(queues: Queues) -> None:
-    for name, value in {"low": 1, "high": 10}.items():
-        queues.make("workloadpriorityclasses", name, {"value": value})
-    queues.queue("training", nodes=2, preemption={"withinClusterQueue": "LowerPriority"})
-    queues.install("patient", "training", "workers=2", "queue.priorityClass=low")
-    queues.install("urgent", "training", "workers=2", "queue.priorityClass=high")
-    queues.runs("urgent", 2)
-    until(lambda: queues.phases("patient") == [], what="the other to stop")
-    queues.uninstall("urgent")
-    queues.runs("patient", 2)
-
-
 def test_install_does_not_wait_for_a_job_that_its_queue_holds(queues: Queues) -> None:
     queues.queue("training", nodes=1)
     queues.install("holder", "training", "workers=1")

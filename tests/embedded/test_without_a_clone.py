@@ -128,11 +128,5 @@ def test_values_of_types_and_workloads_have_names(user: User, charts: str, workl
     user("bireme uninstall run")
 
 
-@pytest.mark.parametrize("chart", sorted(VALUES))
-def test_helm_alone_installs_every_chart_from_a_registry(user: User, charts: str, chart: str) -> None:
-    user(f"helm install alone {charts}/{chart} --plain-http {VALUES[chart]}")
-    user("helm uninstall alone --wait")
-
-
 def test_the_demo_needs_no_clone(user: User) -> None:
     assert "imagenet" in user("bireme demo")
