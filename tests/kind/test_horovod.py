@@ -1,4 +1,4 @@
-"""Horovod trains across pods: a small model to a stated accuracy, and Mask R-CNN on data in COCO's format."""
+"""Horovod trains Mask R-CNN across pods on data in COCO's format."""
 
 from __future__ import annotations
 
@@ -49,17 +49,6 @@ def train(release: ReleaseFactory, cluster: KindCluster) -> Callable[..., list[E
 
 def of(events: list[Event], kind: str) -> list[Event]:
     return [event for event in events if event["event"] == kind]
-
-
-def test_three_workers_learn_to_read_digits(train: Callable[..., list[Event]], runs: Path) -> None:
-    events = train(3, "horovod_digits.py", "--checkpoints=/runs/digits", "--steps=220")
-    starts = of(events, "start")
-    assert sorted((event["rank"], event["world_size"]) for event in starts) == [(0, 3), (1, 3), (2, 3)]
-    assert len({event["host"] for event in starts}) == 3
-    assert [event["step"] for event in of(events, "step")] == list(range(1, 221))
-    (accuracy,) = {event["accuracy"] for event in of(events, "done")}
-    assert accuracy >= 0.95
-    assert json.loads((runs / "digits/done").read_text())["accuracy"] == accuracy
 
 
 def test_two_workers_train_mask_r_cnn_on_a_small_set_in_coco_s_format(

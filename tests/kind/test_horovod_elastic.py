@@ -124,14 +124,6 @@ def test_a_job_grows_goes_on_when_a_pod_is_deleted_and_shrinks(digits: Digits) -
     assert steps == sorted(set(steps)), "workers that left in peace cost no step"
 
 
-def test_a_job_goes_on_when_a_worker_is_killed(digits: Digits, shell: Shell, runs: Path) -> None:
-    digits.scale(3)
-    digits.until_trained(3)
-    shell.kill_container(digits.job.namespace, digits.pod(2), "trainer")
-    digits.until_trained(3)
-    digits.assert_complete()
-
-
 def test_no_shard_fails_when_other_workers_come_go_and_are_killed(
     release: ReleaseFactory, cluster: KindCluster, shell: Shell, runs: Path
 ) -> None:

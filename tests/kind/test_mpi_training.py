@@ -236,20 +236,3 @@ def test_ranks_save_when_a_job_is_suspended_and_go_on_when_it_is_resumed(
     assert end(job, orchestrator, 150)[0] in WELL, log_of(shell, job)
     made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", log_of(shell, job))]
     assert made == list(range(first, 300))
-
-
-@pytest.mark.whole
-def test_ranks_of_an_mpijob_save_when_its_launcher_is_replaced(steps: Run, shell: Shell, runs: Path) -> None:
-    job = steps("MPIJob", 150, ["recovery.backoffLimit=3"])
-    (launcher,) = [pod.name for pod in job.pods() if pod.role == "launcher"]
-    job.delete_pod(launcher)
-    until(
-        lambda: len(list((runs / job.name).glob("[01]"))) == 2,
-        90,
-        lambda: f"both ranks to save:\n{log_of(shell, job)}",
-    )
-    first, second = (int((runs / job.name / rank).read_text()) for rank in ("0", "1"))
-    assert first == second > 3
-    assert end(job, "MPIJob", 150)[0] in WELL, log_of(shell, job)
-    made = [int(step) for step in re.findall(r"step (\d+) of 2 ranks", log_of(shell, job))]
-    assert made[-(150 - first) :] == list(range(first, 150))

@@ -25,13 +25,16 @@ from bireme.core.labels import INSTANCE_TYPE_LABEL
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.kind.shell import Shell, Values, until
-from tests.kind.test_torch_imagenet import SMALL, make_photos
 from tests.support.registry import serving
 
 pytestmark = pytest.mark.whole
 
 # Which of our images stands for which of others, by the end of its repository.
 STAND_INS = {"coreos/etcd": "etcd", "library/python": "python"}
+DATA = "ILSVRC/Data/CLS-LOC"
+SMALL = ["--arch=resnet18", "--image-size=64", "--batch-size=2", "--accumulate=2", "--workers=1"]
+SMALL += ["--epochs=6", "--warm-up=1", "--checkpoint-every=4", "--log-every=1", "--step-seconds=1"]
+PHOTOS = Path(__file__).parents[1] / "images" / "photos.py"
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 
 
@@ -170,7 +173,10 @@ def test_the_workers_of_imagenet_fsx_train(
     bireme_paths: Paths,
 ) -> None:
     cluster.add_claim("fsx-pvc", test_namespace)
-    make_photos(cluster.claim_folder("fsx-pvc", test_namespace))
+    folder = cluster.claim_folder("fsx-pvc", test_namespace)
+    mounts = ["--volume", f"{folder}:/photos", "--volume", f"{PHOTOS}:/photos.py:ro"]
+    command = ["python3", "/photos.py", f"/photos/{DATA}"]
+    docker("run", "--rm", "--user", "0", *mounts, "bireme/torch:0.1.0", *command)
     workload = yaml.safe_load((bireme_paths.values / "workloads/imagenet-fsx.yaml").read_text())
     # Four workers on three nodes, each with one process and a small network: there are no GPUs.
     small = {"accelerators": 1, "args": [*workload["args"], *SMALL]}

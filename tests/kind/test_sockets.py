@@ -11,12 +11,16 @@ from bireme.testing.pytest_plugin import InstalledRelease, ReleaseFactory
 from tests.kind.paddle import DYNAMIC, Jobs, PaddleJob
 from tests.kind.shell import NODE_TYPE, Shell, Values, until
 from tests.kind.test_paddle import COLLECTIVE
-from tests.kind.test_torch_dispatcher import DISPATCHER
 from tests.kind.training import ANYWHERE, Training
 from tests.support.documents import ROOT
 
 pytestmark = pytest.mark.whole
 
+DISPATCHER = {
+    "enabled": True,
+    "image": {"registry": "", "repository": "bireme/python", "tag": "3.13"},
+    "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}},
+}
 # Of the kernel: 0A stands for a socket that listens.
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 # Processes of a job choose theirs from this range, where nothing else is asked for.

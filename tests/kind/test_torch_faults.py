@@ -1,17 +1,14 @@
-"""Training survives frozen processes and pods, cut networks, too little memory and a bad node, but no bug."""
+"""Training survives frozen processes and pods, and too little memory."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import permutations
+from contextlib import contextmanager
 
 import pytest
 
-from bireme.clusters.kind import KindCluster
 from tests.kind.shell import until
-from tests.kind.training import ANYWHERE, Training, outcome
+from tests.kind.training import ANYWHERE, Training
 
 pytestmark = [pytest.mark.whole, pytest.mark.usefixtures("torch_images")]
 
@@ -57,24 +54,6 @@ def stopped(training: Training, index: int, every: bool) -> Iterator[None]:
         send("CONT")
 
 
-@contextmanager
-def cut_off(cluster: KindCluster, training: Training, index: int, *others: int) -> Iterator[None]:
-    """Drop all packets between a worker and these others, on its node."""
-    here = training.worker(index)
-
-    def address(pod: str) -> str:
-        where = ("-n", training.job.namespace, "-o=jsonpath={.status.podIP}")
-        return training.shell.kubectl("get", "pod", pod, *where)
-
-    with ExitStack() as rules:
-        for other in others:
-            for one, two in permutations([address(here.name), address(training.worker(other).name)]):
-                rule = ("FORWARD", "-s", one, "-d", two, "-j", "DROP")
-                cluster.on_node(str(here.node), "iptables", "-I", *rule)
-                rules.callback(cluster.on_node, str(here.node), "iptables", "-D", *rule)
-        yield
-
-
 def test_a_frozen_process_hangs_nobody_and_a_frozen_pod_comes_back(train: Callable[..., Training]) -> None:
     training = train(workers=3, values={"recovery": {"hang": {"seconds": 15, "firstStepSeconds": 120}}})
     training.until_trained(30, world_size=3)
@@ -84,19 +63,6 @@ def test_a_frozen_process_hangs_nobody_and_a_frozen_pod_comes_back(train: Callab
     training.until_trained(20, world_size=3)
     with stopped(training, 2, every=True):
         training.until_trained(20, world_size=2, seconds=240)
-    training.until_trained(20, world_size=3, seconds=240)
-    training.complete(seconds=900)
-
-
-@pytest.mark.parametrize("index", [0, 2])
-def test_a_worker_cut_off_from_the_others_alone_stays_away_until_it_reaches_them(
-    train: Callable[..., Training], cluster: KindCluster, index: int
-) -> None:
-    training = train(workers=3)
-    training.until_trained(30, world_size=3)
-    others = [each for each in range(3) if each != index]
-    with cut_off(cluster, training, index, *others):
-        training.until_trained(40, world_size=2, seconds=240)
     training.until_trained(20, world_size=3, seconds=240)
     training.complete(seconds=900)
 
@@ -117,34 +83,3 @@ def test_a_process_that_the_kernel_kills_for_its_memory_is_replaced(train: Calla
     until(lambda: len(training.worlds()) > 1, 180, "processes to start again after one was killed")
     training.complete(seconds=900)
     assert "signal 9" in "\n".join(training.output) or len(training.pods) > 3
-
-
-def test_a_bad_node_costs_its_worker_and_not_the_job(train: Callable[..., Training]) -> None:
-    # Node and worker are one here, so that its replacement finds the node bad too.
-    fault = with_fault(
-        "if os.environ['JOB_COMPLETION_INDEX'] == '2':",
-        "    time.sleep(8)",
-        "    print('RuntimeError: CUDA error: uncorrectable ECC error encountered', flush=True)",
-        "    os._exit(1)",
-    )
-    training = train(workers=3, values={**fault, "recovery": {"failuresWithoutProgress": 2}})
-    words = "without a new step, all of them on"
-    until(lambda: any(words in line for line in training.output), 900, "the bad worker to be left out")
-    training.complete(seconds=900)
-
-
-def test_a_deterministic_bug_ends_the_job_within_minutes_with_its_traceback(
-    train: Callable[..., Training],
-) -> None:
-    fault = with_fault(
-        "while 'torch' not in sys.modules: time.sleep(1)",
-        "time.sleep(5)",
-        "print('Traceback (most recent call last):\\nValueError: the shape is wrong', flush=True)",
-        "os._exit(1)",
-    )
-    began = time.monotonic()
-    training = train(workers=3, values={**fault, "recovery": {"failuresWithoutProgress": 3}})
-    until(lambda: outcome(training.job) == "Failed", 600, "the job to fail")
-    print(f"the job failed after {time.monotonic() - began:.0f} s")
-    last_words = [pod.last_words for pod in training.job.pods()]
-    assert any("ValueError: the shape is wrong" in words for words in last_words), last_words
