@@ -1,4 +1,4 @@
-"""The embedded cluster: up, down, several at once, interrupted; and how its fake nodes run pods."""
+"""The embedded cluster: up, down, interrupted; and how its fake nodes run pods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,27 +133,6 @@ def test_a_cluster_with_a_dead_process_names_it_and_the_remedy(
 def test_an_invalid_cluster_name_is_refused(provider: EmbeddedProvider, name: str) -> None:
     with pytest.raises(BiremeError, match="cannot be a name"):
         provider.up(name, {})
-
-
-@pytest.mark.whole
-def test_clusters_started_at_once_live_side_by_side(
-    provider: EmbeddedProvider, bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
-) -> None:
-    elsewhere = EmbeddedProvider(replace(bireme_paths, state=tmp_path), toolbox)
-    with ThreadPoolExecutor() as pool:
-        left = pool.submit(provider.up, "twin", {"p4d.24xlarge": 1})
-        right = pool.submit(elsewhere.up, "twin", {"p3.8xlarge": 2})
-    try:
-        names = [
-            [node["metadata"]["name"] for node in each.result().api.get("/api/v1/nodes")["items"]]
-            for each in (left, right)
-        ]
-        assert names == [["cpu-0", "p4d-24xlarge-0"], ["cpu-0", "p3-8xlarge-0", "p3-8xlarge-1"]]
-        assert provider.down("twin")
-        assert len(right.result().api.get("/api/v1/nodes")["items"]) == 3
-    finally:
-        provider.down("twin")
-        elsewhere.down("twin")
 
 
 @pytest.fixture

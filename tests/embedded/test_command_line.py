@@ -173,26 +173,6 @@ def test_bad_input_gets_one_sentence_and_a_non_zero_exit(shell: Shell, line: str
 
 
 @pytest.mark.whole
-def test_install_that_does_not_fit_names_the_difference_and_exits_1(shell: Shell) -> None:
-    try:
-        assert shell("bireme up --nodes p4d.24xlarge=1").returncode == 0
-        values = "-f values/instances/p4d.24xlarge.yaml --set workers=2"
-        finished = shell(f"bireme install charts/torch-elastic {values} -o json")
-        assert finished.returncode == 1
-        assert '"category": "pending"' in finished.stdout
-        assert "Insufficient" in finished.stdout
-        unchanged = shell("bireme diff torch-elastic --reuse-values")
-        assert (unchanged.returncode, unchanged.stdout) == (0, "nothing changes\n"), unchanged.stderr
-        changed = shell("bireme diff torch-elastic --reuse-values --set workers=3")
-        assert changed.returncode == 1
-        assert {"-  parallelism: 2", "+  parallelism: 3"} <= set(changed.stdout.splitlines())
-        image = "registry.example.com/team/train:1.4"
-        assert image in shell(f"bireme diff torch-elastic --reuse-values --image {image}").stdout
-    finally:
-        shell("bireme down")
-
-
-@pytest.mark.whole
 def test_the_values_of_a_release_count_alike_for_plan_diff_and_install(shell: Shell) -> None:
     """The first line says where it happens, and which values go."""
     here = 'on the cluster of bireme up "bireme", namespace default'

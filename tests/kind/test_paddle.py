@@ -123,27 +123,6 @@ def test_the_shards_of_a_killed_trainer_are_done_by_others_and_each_counts_once(
 
 
 @pytest.mark.whole
-def test_trainer_0_that_is_deleted_amid_the_last_pass_leaves_a_model_of_all_shards(paddle: Jobs) -> None:
-    passes, shards = 2, 12
-    job = by_shards(paddle, passes, shards)
-
-    def in_the_last_pass() -> bool:
-        return job.is_in_the_middle(0) and job.events("step", 0)[-1]["pass"] == passes - 1
-
-    job.until(in_the_last_pass, 300, "trainer 0 to train in the last pass")
-    job.release.delete_pod(job.pod("trainer", 0))
-    assert "pass-00001" not in job.passes, "the last pass has not ended"
-    job.until(lambda: len(job.events("start", 0)) == 2, 180, "its replacement to start")
-    job.until_ended()
-    trained = Counter((event["pass"], event["shard"]) for event in job.events("shard"))
-    assert set(trained) == {(n, f"digits-{i:05d}") for n in range(passes) for i in range(shards)}
-    assert job.ended_passes() == [(shards, 0)] * passes
-    assert_saved(job, passes, "digits.py", servers=2)
-    (done,) = job.events("done", 0)
-    assert done["loss"] < CHANCE / 2
-
-
-@pytest.mark.whole
 def test_training_survives_lost_leader_etcd_and_pserver_a_poisoned_shard_and_scaling(
     paddle: Jobs,
 ) -> None:
