@@ -48,6 +48,7 @@ def helm_installs(document: Path) -> list[str]:
     return re.findall(r"`(helm install [^`]*)`", document.read_text())
 
 
+@pytest.mark.whole
 def test_the_commands_can_be_followed_line_by_line(shell: Shell) -> None:
     (session,) = blocks(ROOT / "docs/commands.md")
     *steps, down = session.commands

@@ -9,29 +9,30 @@ import pytest
 from bireme.clusters.embedded import EmbeddedCluster
 from bireme.testing.pytest_plugin import ReleaseFactory
 from tests.support import faults
+from tests.support.tiers import core
 
-SPOT = {"karpenter.sh/capacity-type": "spot"}
+# The type of the nodes, the number of workers, their devices, and the labels of the nodes.
+WORKLOADS: dict[str, tuple[str, int, dict[str, int], dict[str, str]]] = {
+    "llm-spot": ("g6e.12xlarge", 4, {"nvidia.com/gpu": 4}, {"karpenter.sh/capacity-type": "spot"}),
+    "neuron": ("trn2.48xlarge", 4, {"aws.amazon.com/neuron": 16, "vpc.amazonaws.com/efa": 16}, {}),
+    "megatron": ("p5.48xlarge", 4, {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32}, {}),
+    "jax": ("g6e.48xlarge", 2, {"nvidia.com/gpu": 8}, {}),
+}
+# Standard_ND96isr_MI300X_v5: 96 vCPU, 1,850 GiB. gx3d-160x1792x8gaudi3: 160 vCPU, 1,792 GiB.
+ELSEWHERE = {
+    "amd": ("amd.com/gpu", {"cpu": "95", "memory": "1780Gi"}),
+    "gaudi": ("habana.ai/gaudi", {"cpu": "159", "memory": "1600Gi", "hugepages-2Mi": "95000Mi"}),
+}
 
 
-@pytest.mark.parametrize(
-    ("workload", "instance_type", "workers", "devices", "labels"),
-    [
-        ("llm-spot", "g6e.12xlarge", 4, {"nvidia.com/gpu": 4}, SPOT),
-        ("neuron", "trn2.48xlarge", 4, {"aws.amazon.com/neuron": 16, "vpc.amazonaws.com/efa": 16}, {}),
-        ("megatron", "p5.48xlarge", 4, {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 32}, {}),
-        ("jax", "g6e.48xlarge", 2, {"nvidia.com/gpu": 8}, {}),
-    ],
-)
+@pytest.mark.parametrize("workload", core("llm-spot", of=WORKLOADS))
 def test_each_worker_has_a_node_and_all_of_its_devices(
     cluster: EmbeddedCluster,
     release: ReleaseFactory,
     test_namespace: str,
     workload: str,
-    instance_type: str,
-    workers: int,
-    devices: dict[str, int],
-    labels: dict[str, str],
 ) -> None:
+    instance_type, workers, devices, labels = WORKLOADS[workload]
     cluster.add_claim("efsvol", test_namespace)
     other, *names = cluster.add_nodes(instance_type, workers + 1)
     try:
@@ -53,22 +54,14 @@ def test_each_worker_has_a_node_and_all_of_its_devices(
             faults.remove_node(cluster, name)
 
 
-@pytest.mark.parametrize(
-    ("workload", "accelerator", "offered"),
-    [
-        # Standard_ND96isr_MI300X_v5: 96 vCPU, 1,850 GiB. gx3d-160x1792x8gaudi3: 160 vCPU, 1,792 GiB.
-        ("amd", "amd.com/gpu", {"cpu": "95", "memory": "1780Gi"}),
-        ("gaudi", "habana.ai/gaudi", {"cpu": "159", "memory": "1600Gi", "hugepages-2Mi": "95000Mi"}),
-    ],
-)
+@pytest.mark.parametrize("workload", core("amd", of=ELSEWHERE))
 def test_each_worker_has_a_node_of_another_cloud(
     cluster: EmbeddedCluster,
     release: ReleaseFactory,
     test_namespace: str,
     workload: str,
-    accelerator: str,
-    offered: dict[str, str],
 ) -> None:
+    accelerator, offered = ELSEWHERE[workload]
     cluster.add_claim("efsvol", test_namespace)
     names = cluster.add_nodes("cpu", 2)
     more = {**offered, accelerator: "8", "pods": "110", "ephemeral-storage": "500Gi"}

@@ -126,21 +126,3 @@ def test_all_members_are_lost_and_a_snapshot_brings_data_and_users_back(
     assert "bireme with 3 members" in run_job(shell, etcd, "backup", look)
     # The users are part of the data: the trainer still has access.
     shell.helm("test", name, "-n", etcd.namespace, "--timeout", "2m")
-
-
-def test_a_snapshot_in_s3_brings_a_lost_etcd_back(
-    release: ReleaseFactory, shell: Shell, kind_values: Values, test_namespace: str, s3_server: Values
-) -> None:
-    make = "import boto3; boto3.client('s3').create_bucket(Bucket='ships')"
-    shell.kubectl("exec", "-n", test_namespace, "s3", "--", "python3", "-c", make)
-    name = f"far-{uuid.uuid4().hex[:4]}"
-    snapshots = {"enabled": True, "url": "s3://ships/etcd"}
-    values = {**kind_values["etcd"], "persistence": {"enabled": False}, "s3": s3_server}
-    values["backup"] = {**snapshots, "schedule": "@monthly"}
-    etcd = release("etcd", name=name, values=values)
-    run_job(shell, etcd, "backup", 'client.put("/ship", "bireme")')
-    assert "s3://ships/etcd/etcd-" in run_job(shell, etcd, "backup")
-
-    etcd.uninstall()
-    etcd = release("etcd", name=name, values={**values, "restore": snapshots})
-    assert "bireme" in run_job(shell, etcd, "backup", 'print(client.get("/ship").value)')

@@ -199,23 +199,12 @@ def test_what_is_missing_is_said_in_a_sentence(
 
 
 # Programs that reach the workers themselves and know nothing of key and port: each says a word on each host.
-# DeepSpeed calls pdsh like that. nccom-test, which is in no Debian package, calls ssh with the names that it
-# is given: a stand-in does.
+# DeepSpeed calls pdsh like that, and nccom-test ssh.
 HOSTS = 'hosts=$(cut -d" " -f1 "$BIREME_HOSTFILE"); '
 SAY = "'echo said $WORD on $(uname -n)'"
-NCCOM_TEST = """
-cat >/tmp/nccom-test <<'END'
-#!/bin/sh
-# Stands in for nccom-test --hosts HOST… : a login on each, all at once, and one that fails fails all.
-shift; pids=""
-for host; do ssh "$host" 'echo said $WORD on $(uname -n)' & pids="$pids $!"; done
-for pid in $pids; do wait "$pid" || exit 1; done
-END
-"""
 SSH_PROGRAMS = {
     "ssh": f"{HOSTS} for host in $hosts; do ssh $host {SAY} || exit 1; done",
     "pdsh": f'{HOSTS} exec pdsh -S -f 1024 -w "$(echo $hosts | tr " " ,)" {SAY}',
-    "nccom-test": f"{NCCOM_TEST} {HOSTS} exec sh /tmp/nccom-test --hosts $hosts",
 }
 
 
