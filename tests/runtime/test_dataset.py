@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import functools
 import hashlib
@@ -10,29 +9,40 @@ import http.server
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bireme_runtime.dataset import manifest as dataset
+from bireme_runtime.sources.checksums import compute
 from bireme_runtime.sources.web.aws import Credentials, CredentialsProvider, sign
 from bireme_runtime.sources.web.http import ConnectionPool
 from bireme_runtime.sources.web.s3 import S3Source
-from tests.runtime.etcd_servers import RUNTIME, Proxy
+from tests.runtime.datasets import (
+    begin,
+    content,
+    ended,
+    kill_when,
+    read,
+    run,
+    settings,
+    stage_and_publish,
+    upload,
+    web_server,
+    write,
+)
+from tests.runtime.etcd_servers import Proxy
+from tests.runtime.faulty_servers import Faults, faulty_server
 from tests.runtime.s3_servers import S3Server, s3_server
 from tests.support.waiting import until
 
 MiB = 1 << 20
-Content = dict[str, bytes]
 
 
 @pytest.fixture(scope="module")
@@ -49,50 +59,6 @@ def bucket(s3: S3Server, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def content(files: int, size: int = 1000, seed: int = 0) -> Content:
-    """Small files in a few folders, some with names that need quoting."""
-    chance = random.Random(seed)
-    return {
-        f"train/n{number % 7}/a b+{number}.bin": chance.randbytes(size + number) for number in range(files)
-    }
-
-
-def upload(s3: S3Server, bucket: str, files: Mapping[str, bytes], prefix: str = "imagenet/") -> None:
-    for path, data in files.items():
-        s3.put(f"{bucket}/{prefix}{path}".replace(" ", "%20").replace("+", "%2B"), data)
-
-
-def settings(target: Path, *sources: Mapping[str, Any], **more: Any) -> dict[str, str]:
-    values = {"target": str(target), "sources": list(sources), "parallel": 4, "partMiB": 1, **more}
-    return {"BIREME_DATASET": json.dumps(values)}
-
-
-def run(step: str, env: Mapping[str, str], *args: str, trains: bool = False) -> tuple[int, str]:
-    """Run one step in a process, as in a pod, or in one that trains; returns its exit code and its log."""
-    module = "bireme_runtime.dataset" + ("" if trains or step == "verify" else ".claim")
-    command = [sys.executable, "-m", module, step, *args]
-    done = subprocess.run(
-        command, env={"PYTHONPATH": str(RUNTIME), **env}, capture_output=True, text=True, check=False
-    )
-    assert not done.stdout, done.stdout
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr
-
-
-def stage_and_publish(env: Mapping[str, str]) -> str:
-    log = ""
-    for step in ("stage", "publish"):
-        code, output = run(step, env)
-        log += output
-        assert code == 0, log
-    return log
-
-
-def read(folder: Path) -> Content:
-    files = (file for file in folder.rglob("*") if file.is_file() and file.name != dataset.MANIFEST)
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
-
-
 def test_a_bucket_is_copied_completely_and_a_second_install_copies_nothing(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
@@ -100,7 +66,9 @@ def test_a_bucket_is_copied_completely_and_a_second_install_copies_nothing(
     upload(s3, bucket, files)
     target = tmp_path / "imagenet"
     env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet"})}
-    log = stage_and_publish(env)
+    # As pods do, in processes of their own.
+    (code, log), published = ended(begin("stage", env)), ended(begin("publish", env))
+    assert (code, published[0]) == (0, 0), log
     assert read(target) == files
     assert "232 of 232 files" in log
     assert not list(tmp_path.glob(".*")), "nothing is left beside it"
@@ -112,7 +80,7 @@ def test_a_bucket_is_copied_completely_and_a_second_install_copies_nothing(
     before = (target / dataset.MANIFEST).stat().st_mtime_ns
     assert "nothing to copy" in stage_and_publish(env)
     assert (target / dataset.MANIFEST).stat().st_mtime_ns == before
-    assert "is complete: 232 files" in run("verify", {}, str(target))[1]
+    assert "is complete: 232 files" in ended(begin("verify", {}, str(target)))[1]
 
 
 def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
@@ -125,20 +93,10 @@ def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
     # More than the large file, and less than all.
     proxy = Proxy(int(s3.url.rpartition(":")[2]))
     proxy.budget = 14_000_000
-    slow = {**env, "AWS_ENDPOINT_URL_S3": f"http://{proxy.endpoint}"}
-    command = [sys.executable, "-m", "bireme_runtime.dataset.claim", "stage"]
-    process = subprocess.Popen(command, env={"PYTHONPATH": str(RUNTIME), **slow}, stderr=subprocess.DEVNULL)
-    journal = tmp_path / ".data.staging/.bireme/journal-0.jsonl"
-    deadline = time.monotonic() + 120
-    while not (journal.exists() and journal.read_text().count("path") > 12):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "it was done before it could be killed"
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    slow = begin("stage", {**env, "AWS_ENDPOINT_URL_S3": f"http://{proxy.endpoint}"})
+    kill_when(lambda journal: journal.count("path") > 12, target, slow)
     proxy.mode = "refuse"
     proxy.close()
-    assert not target.exists()
     log = stage_and_publish(env)
     copied = int(log.partition("is complete; ")[2].split()[0])
     assert 0 < copied < sum(map(len, files.values())) - 10 * 20_000
@@ -167,10 +125,7 @@ def test_an_object_with_a_wrong_checksum_is_reported_and_nothing_is_published(
 
 def test_concatenated_shards_are_their_source_byte_for_byte(tmp_path: Path) -> None:
     lines = b"".join(b"%d %s\n" % (number, b"x" * (number % 97)) for number in range(5000))
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "train.txt").write_bytes(lines)
-    (source / "vocabulary.txt").write_bytes(b"a\nb\n")
+    source = write(tmp_path / "source", {"train.txt": lines, "vocabulary.txt": b"a\nb\n"})
     target = tmp_path / "words"
     shards = [{"file": "train.txt", "count": 3}]
     env = settings(target, {"url": f"file://{source}"}, shards=shards)
@@ -215,11 +170,9 @@ def test_a_dataset_is_also_uploaded_to_s3_and_only_missing_files_are_sent(
     s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
     files = {**content(20), "empty": b""}
-    for path, data in files.items():
-        (tmp_path / "source" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "source" / path).write_bytes(data)
+    source = write(tmp_path / "source", files)
     place = f"s3://{bucket}/coco/2017"
-    env = {**s3.env, **settings(tmp_path / "data", {"url": f"file://{tmp_path}/source"}, upload=place)}
+    env = {**s3.env, **settings(tmp_path / "data", {"url": f"file://{source}"}, upload=place)}
     assert f"{place} has the dataset: 22 of 22 files were sent now" in stage_and_publish(env)
     assert "0 of 22 files were sent" in stage_and_publish(env)
     upload(s3, bucket, {"empty": b"", "train/n3/a b+10.bin": b"x" * 1010}, prefix="coco/2017/")
@@ -228,28 +181,36 @@ def test_a_dataset_is_also_uploaded_to_s3_and_only_missing_files_are_sent(
     assert read(tmp_path / "back") == files
 
 
+@pytest.mark.whole
 def test_a_large_file_of_a_dataset_is_uploaded_once(s3: S3Server, bucket: str, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "large.tar").write_bytes(bytes(65 * MiB))
+    source = write(tmp_path / "source", {"large.tar": bytes(65 * MiB)})
     place = f"s3://{bucket}/tars"
-    env = {**s3.env, **settings(tmp_path / "data", {"url": f"file://{tmp_path}/source"}, upload=place)}
+    env = {**s3.env, **settings(tmp_path / "data", {"url": f"file://{source}"}, upload=place)}
     assert "2 of 2 files were sent" in stage_and_publish(env)
     (entry,) = (each for each in S3Source(bucket, "tars", s3.env).found() if each.path == "large.tar")
     assert (entry.size, entry.version[-2:]) == (65 * MiB, "-2")
     assert "0 of 2 files were sent" in stage_and_publish(env)
 
 
-def test_a_large_file_is_uploaded_in_parts(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+def test_a_large_file_is_uploaded_once_in_parts_with_the_checksum_that_s3_keeps_of_them(
+    s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
     file = tmp_path / "large.tar"
     file.write_bytes(random.Random(1).randbytes(11 * MiB))
     place = S3Source(bucket, "tars", s3.env, part_bytes=5 * MiB)
     place.put(file.name, file)
     (entry,) = place.found()
-    assert (entry.size, entry.version) == (11 * MiB, place.tag(file))
+    assert (entry.size, entry.version) == (11 * MiB, place.tag(file)), "it is there for the next upload"
     assert entry.version.endswith("-3")
     with place.read(entry, 0, entry.size) as body:
         assert body.read(entry.size) == file.read_bytes()
         assert body.checksum is None
+    (checksum,) = place.checksums(entry)
+    assert checksum.parts == (5 * MiB, 5 * MiB, MiB)
+    digest = checksum.new()
+    compute(file, [digest])
+    assert digest.digest() == checksum.value
+    stage_and_publish({**s3.env, **settings(tmp_path / "data", {"url": f"s3://{bucket}/tars"})})
 
 
 def test_the_parts_of_a_failed_upload_are_deleted(s3: S3Server, bucket: str, tmp_path: Path) -> None:
@@ -272,20 +233,9 @@ def test_the_parts_of_a_failed_upload_are_deleted(s3: S3Server, bucket: str, tmp
     assert list(place.found()) == []
 
 
-def test_an_upload_url_that_is_not_in_s3_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one")
-    env = settings(tmp_path / "out/data", {"url": f"file://{tmp_path}/a"}, upload="file:///tmp")
-    code, output = run("copy", env)
-    assert code == 78
-    assert "file:///tmp is not s3://BUCKET/PREFIX" in output
-
-
 @pytest.mark.parametrize("text", ["{}\n", "some words", ""])
 def test_a_foreign_manifest_is_reported(tmp_path: Path, text: str) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "a").write_bytes(b"one")
-    (source / dataset.MANIFEST).write_text(text)
+    source = write(tmp_path / "source", {"a": b"one", dataset.MANIFEST: text.encode()})
     code, output = run("stage", settings(tmp_path / "data", {"url": f"file://{source}"}))
     assert code == 78
     assert "is not a manifest of charts/dataset, which reserves this name" in output
@@ -327,11 +277,9 @@ def test_two_indexes_share_the_work_and_one_publishes(s3: S3Server, bucket: str,
     upload(s3, bucket, files)
     target = tmp_path / "data"
     env = {**s3.env, **settings(target, {"url": f"s3://{bucket}/imagenet"}, workers=2)}
-    first = threading.Thread(target=run, args=("stage", {**env, "JOB_COMPLETION_INDEX": "0"}))
-    first.start()
+    first = begin("stage", {**env, "JOB_COMPLETION_INDEX": "0"})
     code, output = run("stage", {**env, "JOB_COMPLETION_INDEX": "1"})
-    first.join()
-    assert code == 0
+    assert (code, ended(first)[0]) == (0, 0)
     assert "20 of 20 files" in output
     assert run("publish", {**env, "JOB_COMPLETION_INDEX": "1"}) == (0, "")
     assert not target.exists()
@@ -340,31 +288,16 @@ def test_two_indexes_share_the_work_and_one_publishes(s3: S3Server, bucket: str,
 
 
 def test_processes_that_copy_the_same_at_once_publish_it_once_and_whole(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for number in range(30):
-        (source / f"file-{number}").write_bytes(bytes(3000 + number))
+    source = write(tmp_path / "source", {f"file-{number}": bytes(3000 + number) for number in range(30)})
     (source / "words").write_text("".join(f"line {number}\n" for number in range(3000)))
-    command = [sys.executable, "-m", "bireme_runtime.dataset.claim", "copy"]
-    for number in range(5):
+    for number in range(2):
         target = tmp_path / f"data-{number}"
-        shards = [{"file": "words", "count": 3}]
-        env = {"PYTHONPATH": str(RUNTIME), **settings(target, {"url": f"file://{source}"}, shards=shards)}
-        copies = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for _ in range(3)]
-        assert [each.wait(120) for each in copies] == [0, 0, 0]
+        env = settings(target, {"url": f"file://{source}"}, shards=[{"file": "words", "count": 3}])
+        copies = [begin("copy", env) for _ in range(3)]
+        assert [ended(each)[0] for each in copies] == [0, 0, 0]
         code, said = run("verify", {}, str(target))
         assert code == 0, said
     assert not list(tmp_path.glob(".data-*")), "nothing is left beside the datasets"
-
-
-def begin(env: Mapping[str, str], *command: str) -> subprocess.Popen[str]:
-    """Start a step, as in a pod."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "bireme_runtime.dataset.claim", *command],
-        env={"PYTHONPATH": str(RUNTIME), **env},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
@@ -372,36 +305,20 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
-def test_a_copy_says_that_it_waits_for_another_one(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "file").write_text("content")
-    with (tmp_path / ".data.lock-0").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with begin(settings(tmp_path / "data", {"url": f"file://{source}"}), "copy") as copy:
-            assert "waiting for another process that copies to" in first_line(copy)
-            assert not (tmp_path / "data").exists()
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            assert copy.wait(120) == 0
-    assert (tmp_path / "data" / "file").read_text() == "content"
-
-
 def test_a_pod_that_prepares_keeps_others_away_until_it_ends(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "file").write_text("content")
-    source = {"url": f"file://{tmp_path / 'source'}"}
+    source = {"url": f"file://{write(tmp_path / 'source', {'file': b'content'})}"}
     env = settings(tmp_path / "data", source, prepare="arrange")
     held = settings(tmp_path / "data", source, prepare="arrange", held=True)
     has_lock = tmp_path / "held"
     has_lock.touch()
     with (tmp_path / ".data.lock-0").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        hold = begin(held, "hold", str(has_lock))
+        hold = begin("hold", held, str(has_lock))
         assert "waiting for another process" in first_line(hold)
         assert not has_lock.exists()
     until(has_lock.exists)
-    with begin(env, "copy") as other:
-        assert "waiting for another process" in first_line(other)
+    with begin("copy", env) as other:
+        assert "waiting for another process that copies to" in first_line(other)
         assert run("stage", held)[0] == 0
         assert run("publish", held)[0] == 0
         hold.terminate()
@@ -412,10 +329,8 @@ def test_a_pod_that_prepares_keeps_others_away_until_it_ends(tmp_path: Path) -> 
 
 
 def test_a_file_that_a_script_changed_is_copied_again_before_the_next_attempt(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "source" / name).write_text("one")
-    env = settings(tmp_path / "data", {"url": f"file://{tmp_path / 'source'}"}, prepare="arrange")
+    source = write(tmp_path / "source", {"a": b"one", "b": b"one"})
+    env = settings(tmp_path / "data", {"url": f"file://{source}"}, prepare="arrange")
     assert run("stage", env)[0] == 0
     # A script that was killed after it had changed one file, whose size is as before.
     changed = tmp_path / ".data.staging" / "a"
@@ -426,10 +341,7 @@ def test_a_file_that_a_script_changed_is_copied_again_before_the_next_attempt(tm
 
 
 def test_changes_between_stage_and_publish_are_part_of_the_dataset(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "val_1.jpg").write_bytes(b"picture")
-    target = tmp_path / "data"
+    source, target = write(tmp_path / "source", {"val_1.jpg": b"picture"}), tmp_path / "data"
     env = settings(target, {"url": f"file://{source}"}, prepare="arrange")
     assert run("stage", env)[0] == 0
     staging = tmp_path / ".data.staging"
@@ -441,9 +353,7 @@ def test_changes_between_stage_and_publish_are_part_of_the_dataset(tmp_path: Pat
 
 
 def test_an_existing_dataset_is_replaced_only_with_replace(tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "data"
-    source.mkdir()
-    (source / "a").write_bytes(b"one")
+    source, target = write(tmp_path / "source", {"a": b"one"}), tmp_path / "data"
     stage_and_publish(settings(target, {"url": f"file://{source}"}))
     (source / "a").write_bytes(b"three")
     code, output = run("stage", settings(target, {"url": f"file://{source}"}))
@@ -485,50 +395,24 @@ def test_verify_says_of_a_file_whether_it_is_there(tmp_path: Path) -> None:
     assert run("verify", {}, str(weights)) == (0, f"bireme dataset: {weights} is there: 4 bytes\n")
 
 
-class Flaky(http.server.BaseHTTPRequestHandler):
-    """A web server that supports ranges and closes the connection after 300 kB of each response."""
-
-    content = random.Random(3).randbytes(2 * MiB + 5)
-
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.content)))
-        self.send_header("ETag", '"one"')
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        self.send_response(206)
-        self.send_header("Content-Length", str(end + 1 - start))
-        self.end_headers()
-        self.wfile.write(self.content[start : min(end + 1, start + 300_000)])
-        self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def web_server(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-
-
 def test_an_interrupted_response_is_continued_where_it_ended(tmp_path: Path) -> None:
-    target = tmp_path / "data"
-    digest = hashlib.sha256(Flaky.content).hexdigest()
-    with web_server(Flaky) as url:
-        stage_and_publish(settings(target, {"url": f"{url}/coco.zip", "path": "data", "sha256": digest}))
-    assert read(target) == {"data/coco.zip": Flaky.content}
+    whole = random.Random(3).randbytes(2 * MiB + 5)
+    with faulty_server({"coco.zip": whole}) as server:
+        server.faults.append(Faults("GET", sent=lambda body: body[:300_000], times=99))
+        source = {
+            "url": f"{server.url}/b/coco.zip",
+            "path": "data",
+            "sha256": hashlib.sha256(whole).hexdigest(),
+        }
+        stage_and_publish(settings(tmp_path / "data", source))
+    assert read(tmp_path / "data") == {"data/coco.zip": whole}
 
 
 def test_a_file_of_a_web_server_is_copied(tmp_path: Path) -> None:
-    (tmp_path / "web").mkdir()
-    (tmp_path / "web/train.txt").write_bytes(b"words\n")
+    folder = str(write(tmp_path / "web", {"train.txt": b"words\n"}))
     quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    with web_server(functools.partial(quiet, directory=str(tmp_path / "web"))) as url:
+    with web_server(functools.partial(quiet, directory=folder)) as port:
+        url = f"http://127.0.0.1:{port}"
         stage_and_publish(settings(tmp_path / "data", {"url": f"{url}/train.txt"}))
         code, output = run("stage", settings(tmp_path / "other", {"url": f"{url}/nothing.txt"}))
     assert read(tmp_path / "data") == {"train.txt": b"words\n"}
@@ -556,10 +440,7 @@ def listen(path: Path) -> None:
 def test_what_is_no_file_of_a_source_folder_is_named_and_nothing_is_published(
     tmp_path: Path, make: Callable[[Path], object], sentence: str
 ) -> None:
-    for name in ("source", "source-2"):
-        (tmp_path / name / "b").mkdir(parents=True)
-        (tmp_path / name / "a").write_bytes(b"one")
-    (tmp_path / "token").write_text("TOKEN")
+    write(tmp_path, {"source/a": b"one", "source-2/a": b"one", "token": b"TOKEN"})
     make(tmp_path / "source/odd")
     code, output = run("copy", settings(tmp_path / "data", {"url": f"file://{tmp_path}/source"}))
     assert code == 78, output
@@ -568,9 +449,7 @@ def test_what_is_no_file_of_a_source_folder_is_named_and_nothing_is_published(
 
 
 def test_links_to_files_of_the_source_are_copied_as_files(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    (source / "blobs").mkdir(parents=True)
-    (source / "blobs/1").write_bytes(b"one")
+    source = write(tmp_path / "source", {"blobs/1": b"one"})
     (source / "snapshot").mkdir()
     (source / "snapshot/model").symlink_to("../blobs/1")
     # A claim's folder may itself be reached by a link.
@@ -579,18 +458,49 @@ def test_links_to_files_of_the_source_are_copied_as_files(tmp_path: Path) -> Non
     assert read(tmp_path / "data") == {"blobs/1": b"one", "snapshot/model": b"one"}
 
 
+BUCKET = "is not s3://BUCKET/PREFIX: instead of an ARN, give the bucket's name"
+NO_URL = "is no URL: its host or its port cannot be read"
+NO_REMOTE = "is not rclone://REMOTE/PATH"
+
+
 @pytest.mark.parametrize(
-    ("sources", "sentence"),
+    ("url", "sentence"),
     [
-        ([{"url": "file:///dev/zero"}], "/dev/zero is a pipe, a socket or a device"),
-        ([{"url": "ftp://host/file"}], "ftp://host/file is neither"),
-        ([{"url": "file:///nowhere"}], "/nowhere does not exist"),
-        ([{"url": "file:///etc/hostname"}, {"url": "file:///etc/hostname"}], "comes from two sources"),
-        ([{"url": "file:///etc/hostname", "path": "../up"}], "is not a path below a folder"),
+        ("file:///dev/zero", "/dev/zero is a pipe, a socket or a device"),
+        ("ftp://host/file", "ftp://host/file is neither"),
+        ("file:///nowhere", "/nowhere does not exist"),
+        ("s3://fast--use1-az4--x-s3/data", "s3://fast--use1-az4--x-s3 is a directory bucket"),
+        ("s3://arn:aws:s3:::bucket/train", f"s3://arn:aws:s3:::bucket/train {BUCKET}"),
+        ("s3://arn:aws:s3:us-west-2:123456789012:accesspoint/ap/x", f":accesspoint/ap/x {BUCKET}"),
+        ("s3://a b/c", f"s3://a b/c {BUCKET}"),
+        ("http://host:port/f", f"http://host:port/f {NO_URL}"),
+        ("http://[::1/f", f"http://[::1/f {NO_URL}"),
+        ("http://a..b/f", f"http://a..b/f {NO_URL}"),
+        ("rclone://:s3,env_auth:b/p", f"rclone://:s3,env_auth:b/p {NO_REMOTE}"),
+        ("rclone:///p", f"rclone:///p {NO_REMOTE}"),
+        ("rclone://a b/p", f"rclone://a b/p {NO_REMOTE}"),
+        ("rclone://gcs/b]ad", f"rclone://gcs/b]ad {NO_REMOTE}"),
     ],
 )
-def test_unusable_sources_are_reported(tmp_path: Path, sources: list[dict[str, str]], sentence: str) -> None:
-    code, output = run("stage", settings(tmp_path / "data", *sources))
+def test_a_url_that_is_no_source_is_told(tmp_path: Path, url: str, sentence: str) -> None:
+    code, output = run("stage", settings(tmp_path / "data", {"url": url}))
+    assert code == 78
+    assert sentence in output
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"sources": [{"url": "file:///etc/hostname"}] * 2}, "comes from two sources"),
+        ({"sources": [{"url": "file:///etc/hostname", "path": "../up"}]}, "is not a path below a folder"),
+        ({"upload": "file:///tmp"}, "file:///tmp is not s3://BUCKET/PREFIX"),
+        ({"upload": "s3://arn:aws:s3:::bucket/train"}, f"s3://arn:aws:s3:::bucket/train {BUCKET}"),
+    ],
+)
+def test_other_settings_that_cannot_be_used_are_told(
+    tmp_path: Path, more: dict[str, Any], sentence: str
+) -> None:
+    code, output = run("copy", settings(tmp_path / "data", {"url": "file:///etc/hostname"}, **more))
     assert code == 78
     assert sentence in output
 
@@ -629,26 +539,10 @@ def test_a_role_by_irsa_gives_keys_that_expire(s3: S3Server, tmp_path: Path) -> 
 
 def test_pod_identity_gives_keys_for_its_token(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret-token\n")
-    asked: list[str | None] = []
-
-    class Agent(Flaky):
-        def do_GET(self) -> None:
-            asked.append(self.headers["Authorization"])
-            found = {
-                "AccessKeyId": "A",
-                "SecretAccessKey": "S",
-                "Token": "T",
-                "Expiration": "2099-01-01T00:00:00Z",
-            }
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(found).encode())
-
-    with web_server(Agent) as url:
-        env = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials"}
+    with faulty_server({}) as server:
+        env = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{server.url}/credentials"}
         provider = CredentialsProvider(
             {**env, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token")}
         )
         assert provider.credentials() == provider.credentials()
-    assert provider.credentials().key == "A"
-    assert asked == ["secret-token"]
+        assert (provider.credentials().key, server.authorizations) == ("A", ["secret-token"])

@@ -7,7 +7,6 @@ import io
 import json
 import stat
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.dataset.claim.places import env_of
+from tests.runtime.datasets import read, run, settings, stage_and_publish, web_server, write
 from tests.runtime.faulty_servers import faulty_server
-from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
 FILES = {"n01/a.jpg": b"a" * 5000, "n01/b.jpg": b"b", "n02/sub/c.jpg": b""}
 
@@ -43,11 +42,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def folder_of(tmp_path: Path, files: dict[str, bytes]) -> dict[str, object]:
-    source = tmp_path / "source"
-    for name, content in files.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_bytes(content)
-    return {"url": f"file://{source}", "extract": True}
+    return {"url": f"file://{write(tmp_path / 'source', files)}", "extract": True}
 
 
 @pytest.mark.parametrize(
@@ -179,10 +174,8 @@ def private() -> Iterator[tuple[str, list[str]]]:
     """A URL that needs a token, and the requests of the host to which it redirects."""
     with faulty_server({"model.bin": b"m" * 3000}) as other:
         Private.elsewhere = f"{other.url}/b/model.bin"
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Private)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/model.bin", other.authorizations
-        server.shutdown()
+        with web_server(Private) as port:
+            yield f"http://127.0.0.1:{port}/model.bin", other.authorizations
 
 
 def test_a_token_goes_to_its_host_and_to_no_other(private: tuple[str, list[str]], tmp_path: Path) -> None:

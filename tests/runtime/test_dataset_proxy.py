@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.datasets import read, run, settings, stage_and_publish, web_server, write
 from tests.runtime.faulty_servers import faulty_server
-from tests.runtime.test_dataset import read, run, settings, stage_and_publish
 
 
 @dataclass
@@ -59,11 +59,9 @@ def proxy() -> Iterator[Proxy]:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    yield state
-    server.shutdown()
+    with web_server(Handler) as port:
+        state.url = f"http://127.0.0.1:{port}"
+        yield state
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -85,9 +83,7 @@ def private_site(tmp_path: Path) -> Iterator[tuple[int, Path]]:
     subject = ["-subj", "/CN=data.example.com", "-addext", "subjectAltName=DNS:data.example.com"]
     made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", str(key)]
     subprocess.run([*made, "-out", str(certificate), *subject], check=True, capture_output=True)
-    folder = tmp_path / "site"
-    folder.mkdir()
-    (folder / "words.txt").write_bytes(b"words" * 1000)
+    folder = write(tmp_path / "site", {"words.txt": b"words" * 1000})
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *arguments: object) -> None:
@@ -96,13 +92,14 @@ def private_site(tmp_path: Path) -> Iterator[tuple[int, Path]]:
         def log_message(self, format: str, *args: object) -> None:
             """Nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1], certificate
-    server.shutdown()
+
+    def speak_tls(server: http.server.HTTPServer) -> None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+
+    with web_server(Handler, speak_tls) as port:
+        yield port, certificate
 
 
 def test_plain_http_names_the_whole_url_to_the_proxy(proxy: Proxy, tmp_path: Path) -> None:

@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +16,18 @@ from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime.dataset.claim.places import open_source
 from bireme_runtime.sources.source import Changed
-from tests.runtime.etcd_servers import RUNTIME
+from tests.runtime.datasets import (
+    begin,
+    content,
+    kill_when,
+    read,
+    run,
+    settings,
+    stage_and_publish,
+    upload,
+    write,
+)
 from tests.runtime.s3_servers import KEYS, S3Server, s3_server
-from tests.runtime.test_dataset import content, read, run, settings, stage_and_publish, upload
-
-PATIENCE = 120.0
 
 
 @pytest.fixture(scope="session")
@@ -45,13 +47,6 @@ def env(program: Path, tmp_path: Path) -> dict[str, str]:
     return {"PATH": path, "BIREME_SOURCE_0_RCLONE_CONFIG": str(config), "HOME": str(tmp_path)}
 
 
-def write(tmp_path: Path, files: Mapping[str, bytes]) -> None:
-    for path, data in files.items():
-        file = tmp_path / "remote" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-
-
 def copies(tmp_path: Path, path: str = "", **more: Any) -> dict[str, str]:
     return settings(tmp_path / "out/data", {"url": f"rclone://disk/{path}"}, **more)
 
@@ -59,7 +54,7 @@ def copies(tmp_path: Path, path: str = "", **more: Any) -> dict[str, str]:
 @pytest.mark.whole
 def test_a_remote_is_copied_and_a_second_install_copies_nothing(env: dict[str, str], tmp_path: Path) -> None:
     files = {**content(30), "large #1?": random.Random(1).randbytes(5 << 20), "empty": b"", "x[1]": b"x"}
-    write(tmp_path, files)
+    write(tmp_path / "remote", files)
     stage_and_publish({**env, **copies(tmp_path)})
     assert read(tmp_path / "out/data") == files
     assert "nothing to copy" in stage_and_publish({**env, **copies(tmp_path)})
@@ -68,7 +63,7 @@ def test_a_remote_is_copied_and_a_second_install_copies_nothing(env: dict[str, s
 
 @pytest.mark.whole
 def test_one_file_and_a_folder_of_a_remote_are_copied(env: dict[str, str], tmp_path: Path) -> None:
-    write(tmp_path, {"a/b/f.bin": b"one", "a/b/g": b"other", "c": b"third"})
+    write(tmp_path / "remote", {"a/b/f.bin": b"one", "a/b/g": b"other", "c": b"third"})
     stage_and_publish({**env, **copies(tmp_path, "a/b/f.bin")})
     assert read(tmp_path / "out/data") == {"f.bin": b"one"}
     stage_and_publish({**env, **copies(tmp_path, "a/b", replace=True)})
@@ -77,24 +72,9 @@ def test_one_file_and_a_folder_of_a_remote_are_copied(env: dict[str, str], tmp_p
 
 @pytest.mark.whole
 def test_after_a_kill_only_the_rest_is_read(env: dict[str, str], tmp_path: Path) -> None:
-    write(tmp_path, {"large": random.Random(1).randbytes(64 << 20)})
+    write(tmp_path / "remote", {"large": random.Random(1).randbytes(64 << 20)})
     wanted = {**env, **copies(tmp_path, parallel=1)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bireme_runtime.dataset.claim", "stage"],
-        env={"PYTHONPATH": str(RUNTIME), **wanted},
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    journal = tmp_path / "out/.data.staging/.bireme/journal-0.jsonl"
-    deadline = time.monotonic() + PATIENCE
-    while not (journal.exists() and journal.read_text().count("part") > 2):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, "it was done before it could be killed"
-        time.sleep(0.002)
-    # rclone, which a container's end would end, is in the same session.
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "out/data").exists()
+    kill_when(lambda journal: journal.count("part") > 2, tmp_path / "out/data", begin("stage", wanted))
     log = stage_and_publish(wanted)
     assert 0 < int(log.partition("is complete; ")[2].split()[0]) < 63 << 20
     assert read(tmp_path / "out/data") == {"large": (tmp_path / "remote/large").read_bytes()}
@@ -105,7 +85,7 @@ def test_a_file_that_changes_is_noticed(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", env["PATH"])
-    write(tmp_path, {"f": b"1" * 1000})
+    write(tmp_path / "remote", {"f": b"1" * 1000})
     source = open_source("rclone://disk/", {"RCLONE_CONFIG": env["BIREME_SOURCE_0_RCLONE_CONFIG"]})
     (entry,) = source.entries()
     with source.read(entry, 10, 20) as body:
@@ -129,7 +109,7 @@ def test_a_file_that_changes_is_noticed(
 def test_what_a_remote_does_not_have_is_told(
     env: dict[str, str], tmp_path: Path, url: str, sentence: str
 ) -> None:
-    write(tmp_path, {"f": b"1"})
+    write(tmp_path / "remote", {"f": b"1"})
     code, output = run("stage", {**env, **settings(tmp_path / "out/data", {"url": url})})
     assert code == 78, output
     assert sentence in output
@@ -153,15 +133,6 @@ def _remote_of(s3: S3Server, config: Path) -> None:
         f"[moto]\ntype = s3\nprovider = Other\nendpoint = {s3.url}\nregion = us-east-1\n"
         f"access_key_id = {KEYS['AWS_ACCESS_KEY_ID']}\nsecret_access_key = {KEYS['AWS_SECRET_ACCESS_KEY']}\n"
     )
-
-
-@pytest.mark.parametrize(
-    "url", ["rclone://:s3,env_auth:b/p", "rclone:///p", "rclone://a b/p", "rclone://gcs/b]ad"]
-)
-def test_what_is_no_remote_is_refused_by_a_sentence(tmp_path: Path, url: str) -> None:
-    code, output = run("stage", settings(tmp_path / "out/data", {"url": url}))
-    assert code == 78
-    assert f"{url} is not rclone://REMOTE/PATH" in output
 
 
 def test_an_image_without_rclone_is_refused_by_a_sentence(tmp_path: Path) -> None:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.etcd_servers import RUNTIME
-from tests.runtime.test_dataset import Content, read, run, settings
-from tests.runtime.test_dataset_faults import ended, start
+from tests.runtime.datasets import Content, begin, begin_code, ended, read, run, settings, write
 
 FIRST: Content = {"a/1": b"one", "a.b": b"dot", "a/2/3": b"two", "n": b"n", "gone": b"gone"}
 SECOND: Content = {"a/1": b"another", "b/1": b"new", "gone/now": b"a folder", "n": b"m"}
@@ -41,20 +36,14 @@ sys.exit(main(sys.argv[2:]))
 
 
 def source_of(folder: Path, files: Content) -> dict[str, str]:
-    for path, content in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-    return {"url": f"file://{folder}"}
+    return {"url": f"file://{write(folder, files)}"}
 
 
 def killed(step: str, calls: int, env: dict[str, str]) -> bool:
     """Whether a step was killed before it had changed the file system once more than this."""
-    command = [sys.executable, "-c", KILLED, str(calls), step]
-    done = subprocess.run(
-        command, env={"PYTHONPATH": str(RUNTIME), **env}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode != 0
+    code, output = ended(begin_code(["-c", KILLED, str(calls)], step, env))
+    assert code in (0, -signal.SIGKILL), output
+    return code != 0
 
 
 def names(claim: Path) -> list[str]:
@@ -231,10 +220,9 @@ def test_other_workers_wait_until_the_first_has_taken_an_interrupted_attempt_bac
     assert run("stage", other)[0] == 0
     assert run("stage", one)[0] == 0
     interrupt(claim, 2, one)
-    second = start("stage", other)
-    deadline = time.monotonic() + 120
-    while "waiting for worker 0" not in (line := second.stderr.readline().decode() if second.stderr else ""):
-        assert time.monotonic() < deadline, line
+    second = begin("stage", other)
+    assert second.stderr
+    assert any("waiting for worker 0" in line for line in second.stderr)
     assert run("stage", one)[0] == 0
     assert ended(second)[0] == 0
     assert run("publish", one)[0] == 0

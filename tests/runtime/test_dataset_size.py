@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bireme_runtime.dataset.lists import Lists, joined
+from tests.runtime.datasets import settings
 from tests.runtime.etcd_servers import RUNTIME
-from tests.runtime.test_dataset import settings
 from tests.support.tiers import core
 
 FEW, MANY = 1000, 3000

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_dataset import run as dataset
-from tests.runtime.test_dataset import settings
+from tests.runtime.datasets import run as dataset
+from tests.runtime.datasets import settings
 from tests.runtime.with_torch.test_full_disk import start
 from tests.support import disks
 
