@@ -81,6 +81,10 @@ class PaddleJob:
         lines = log.read_text().rpartition("\n")[0].splitlines() if log.exists() else []
         return [line.split(" ")[1:] for line in lines if line.startswith("trains ")]
 
+    def until_both_train(self, times: int = 1) -> None:
+        """Wait until the scripts of both trainers have started so many times."""
+        self.until(lambda: len(self.trained(0)) == len(self.trained(1)) == times, f"both to train: {times}")
+
     def until(self, done: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + SECONDS
         while not done():

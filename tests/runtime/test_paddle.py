@@ -79,7 +79,7 @@ def test_trainers_start_after_all_pservers_and_pservers_end_after_all_trainers(
     job.until(lambda: (job.output / "run.json").exists(), "pserver 0 to keep the run")
     assert job.trained(0) == job.trained(1) == []
     job.start("server", 1)
-    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    job.until_both_train()
     job.go.write_text("")
     assert job.codes() == {0}
     assert (job.output / "done").exists()
@@ -92,74 +92,89 @@ def test_a_job_that_is_done_is_not_repeated(job: PaddleJob) -> None:
     assert job.trained(0) == []
 
 
-@pytest.mark.parametrize("lost", [1, 0])
-def test_after_the_loss_of_a_pserver_all_restart_from_the_last_save(job: PaddleJob, lost: int) -> None:
+def test_after_the_loss_of_pserver_0_all_restart_from_the_last_save(job: PaddleJob) -> None:
     job.start_all()
-    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    job.until_both_train()
     write_whole(job.output / "pass-00004/done", json.dumps({"passes": 5}))
     write_whole(job.output / "last-save", "pass-00004\n")
-    job.kill("server", lost)
-    job.start("server", lost)
-    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 2, "both trainers to train again")
+    job.kill("server", 0)
+    job.start("server", 0)
+    job.until_both_train(times=2)
     assert job.trained(0)[1][1:] == job.trained(1)[1][1:] == ["2", "pass-00004"]
     job.go.write_text("")
     assert job.codes() == {0}
 
 
+@pytest.fixture(scope="module")
+def replicas(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
+    one = Dispatchers(shared_etcd.endpoint, "/test/paddle/", count=1).start()
+    yield one
+    one.stop()
+
+
+@pytest.fixture
+def env(replicas: Dispatchers, prefix: str) -> dict[str, str]:
+    """The variables of a job with a dataset of its own."""
+    dataset = prefix.strip("/").replace("/", "-")
+    return {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset}
+
+
 def test_the_loss_of_a_pserver_is_not_counted_as_a_failure_of_shards(
-    job: PaddleJob, shared_etcd: EtcdServer, prefix: str
+    job: PaddleJob, env: dict[str, str]
 ) -> None:
-    replicas = Dispatchers(shared_etcd.endpoint, prefix).start()
-    try:
-        dispatcher = Dispatcher(replicas.addresses, wait_seconds=60)
-        dispatcher.add(["a", "b"], failures=1)
-        job.start_all(BIREME_DISPATCHER=replicas.addresses)
-        job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
-        job.kill("server", 1)
-        job.start("server", 1)
-        job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 2, "both trainers to train again")
-        job.go.write_text("")
-        assert job.codes() == {0}
-        (dataset,) = dispatcher.status()["datasets"]
-        assert (dataset["redispatched"], dataset["failedShards"]) == ({"released": 2}, [])
-    finally:
-        replicas.stop()
+    dispatcher = Dispatcher(env=env, wait_seconds=60)
+    dispatcher.add(["a", "b"], failures=1)
+    job.start_all(**env)
+    job.until_both_train()
+    job.kill("server", 1)
+    job.start("server", 1, **env)
+    job.until_both_train(times=2)
+    job.go.write_text("")
+    assert job.codes() == {0}
+    (dataset,) = (each for each in dispatcher.status()["datasets"] if each["dataset"] == dispatcher.dataset)
+    assert (dataset["redispatched"], dataset["failedShards"]) == ({"released": 2}, [])
 
 
 @pytest.mark.parametrize(("restarts", "code"), [("3", 0), ("1", 70)])
 def test_of_a_run_that_is_over_etcd_keeps_nothing(
-    tmp_path: Path, shared_etcd: EtcdServer, prefix: str, restarts: str, code: int
+    tmp_path: Path, replicas: Dispatchers, env: dict[str, str], restarts: str, code: int
 ) -> None:
     """Each attempt has a dataset of its own. A run ends with success, or when its restarts are used up."""
-    attempt = "Dispatcher(dataset='uid-' + os.environ['BIREME_PADDLE_ATTEMPT'])"
     own = SCRIPT.replace(
         "hand = Dispatcher().shards() if",
-        f"mine = {attempt}\nmine.add(['a', 'b', 'c'])\nhand = mine.shards() if",
+        "name = os.environ['BIREME_DISPATCHER_DATASET'] + '-' + os.environ['BIREME_PADDLE_ATTEMPT']\n"
+        "mine = Dispatcher(dataset=name)\nmine.add(['a', 'b', 'c'])\nhand = mine.shards() if",
     )
     job = PaddleJob(tmp_path, own)
-    replicas = Dispatchers(shared_etcd.endpoint, prefix).start()
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": "uid"}
+    client = etcd.Client(etcd.parse_endpoints(replicas.etcd))
+    env |= {"BIREME_MAX_RESTARTS": restarts, "BIREME_LOST_SECONDS": "15"}
+
+    def kept(name: str) -> list[str]:
+        keys = client.range(replicas.prefix).keys
+        return [each.key for each in keys if name in each.key and not each.lease]
+
     try:
-        job.start_all(**env, BIREME_MAX_RESTARTS=restarts)
-        for starts in (1, 2):
-            job.until(lambda n=starts: len(job.trained(0)) == len(job.trained(1)) == n, "both to train")  # type: ignore[misc]
-            assert any(f"uid-{starts}" in each.key for each in client.range(prefix).keys)
-            if starts == 1 or code:
-                job.kill("server", 1)
-                job.start("server", 1, **env, BIREME_MAX_RESTARTS=restarts)
-        if not code:
+        job.start_all(**env)
+        job.until_both_train()
+        assert kept(f"{env['BIREME_DISPATCHER_DATASET']}-1")
+        job.kill("server", 1)
+        job.start("server", 1, **env)
+        job.until_both_train(times=2)
+        assert kept(f"{env['BIREME_DISPATCHER_DATASET']}-2")
+        if code:
+            job.kill("server", 1)
+        else:
             job.go.write_text("")
         assert job.codes() == {code}
-        assert [each.key for each in client.range(prefix).keys if not each.lease] == []
+        assert ("all 1 restarts are used up" in job.log("trainer", 1)) == bool(code)
+        assert kept(env["BIREME_DISPATCHER_DATASET"]) == []
     finally:
         job.stop()
-        replicas.stop()
 
 
 def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJob) -> None:
     job.start_all()
-    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    job.until_both_train()
     keeper, other = job.pods["server", 0], job.pods["server", 1]
     other.send_signal(signal.SIGSTOP)
     job.go.write_text("")
@@ -168,25 +183,6 @@ def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJ
     other.send_signal(signal.SIGCONT)
     assert other.wait(SECONDS) == 0
     assert "all trainers are done" in job.log("server", 1)
-
-
-def test_when_the_restarts_are_used_up_all_roles_end_with_the_reason(job: PaddleJob) -> None:
-    job.start_all(BIREME_MAX_RESTARTS="0", BIREME_LOST_SECONDS="15")
-    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
-    job.kill("server", 1)
-    assert job.codes() == {70}
-    assert "all 0 restarts are used up" in job.log("trainer", 1)
-
-
-def test_a_trainer_that_fails_is_restarted_and_the_others_continue(job: PaddleJob) -> None:
-    job.start_all()
-    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
-    job.kill("trainer", 1)
-    job.start("trainer", 1)
-    job.until(lambda: len(job.trained(1)) == 2, "trainer 1 to train again")
-    assert len(job.trained(0)) == 1
-    job.go.write_text("")
-    assert job.codes() == {0}
 
 
 def test_paddles_launcher_gets_the_addresses_only_as_arguments(job: PaddleJob, tmp_path: Path) -> None:
@@ -205,19 +201,12 @@ def test_paddles_launcher_gets_the_addresses_only_as_arguments(job: PaddleJob, t
     assert "PADDLE_TRAINER" not in arguments
 
 
-def test_a_script_that_exits_with_78_is_not_restarted(job: PaddleJob) -> None:
-    job.start_all()
-    job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
-    write_whole(job.go, "78")
-    assert job.pods["trainer", 0].wait(SECONDS) == 78
-
-
 @pytest.mark.parametrize(("ends", "outcome"), [("", "succeeded"), ("78", "failed")])
 def test_one_pod_tells_a_web_hook_how_the_run_has_ended(
     job: PaddleJob, hook: WebHook, ends: str, outcome: str
 ) -> None:
     job.start_all(**hook.environment())
-    job.until(lambda: len(job.trained(0)) == len(job.trained(1)) == 1, "both trainers to train")
+    job.until_both_train()
     write_whole(job.go, ends)
     assert {job.pods["trainer", index].wait(SECONDS) for index in (0, 1)} == {int(ends or 0)}
     until(lambda: hook.messages, what="the message of the pod that was first")
@@ -225,9 +214,12 @@ def test_one_pod_tells_a_web_hook_how_the_run_has_ended(
     assert message["outcome"] == outcome
 
 
-def test_trainers_that_an_upgrade_adds_join_the_running_job(job: PaddleJob) -> None:
+def test_trainers_that_failed_or_that_an_upgrade_adds_join_the_running_job(job: PaddleJob) -> None:
     job.start_all()
-    job.until(lambda: len(job.trained(0)) == 1, "a trainer to train")
+    job.until_both_train()
+    job.kill("trainer", 1)
+    job.start("trainer", 1)
+    job.until(lambda: len(job.trained(1)) == 2, "trainer 1 to train again")
     job.release(revision=2, trainers=3)
     job.start("trainer", 2)
     job.until(lambda: len(job.trained(2)) == 1, "the new trainer to train")
@@ -390,6 +382,12 @@ def test_a_last_save_that_cannot_be_read_is_not_the_same_as_none(tmp_path: Path,
     found = last_save(tmp_path)
     assert found is not None
     assert found.passes == 2
+
+
+def test_a_run_whose_state_cannot_be_read_does_not_begin(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("")
+    with pytest.raises(Unreadable, match=r"run\.json cannot be read .*start another run"):
+        Run(run.rules, tmp_path, "run").begin()
 
 
 def test_an_attempt_begins_only_when_the_claim_has_its_number(run: Run, tmp_path: Path) -> None:

@@ -131,14 +131,12 @@ def job(tmp_path: Path, dispatchers: Dispatchers, prefix: str) -> Iterator[Train
     one.stop()
 
 
-HOW = pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["term", "kill"])
+HOW = [signal.SIGTERM, signal.SIGKILL]
+# A trainer, shards that are trained before it goes, and how it goes. The core has each value of these.
+LOSSES = list(product([0, 1], [3, 11], HOW))
 
 
-# A trainer, shards that are trained before it goes, and how it goes. The core has each pair of these.
-LOSSES = list(product([0, 1], [3, 11], [signal.SIGTERM, signal.SIGKILL]))
-
-
-@pytest.mark.parametrize("loss", core(LOSSES[0], LOSSES[3], LOSSES[5], LOSSES[6], of=LOSSES), ids=str)
+@pytest.mark.parametrize("loss", core(LOSSES[2], LOSSES[5], of=LOSSES), ids=str)
 def test_what_a_trainer_leaves_of_a_pass_is_trained_before_the_pass_ends(
     job: TrainingJob, loss: tuple[int, int, signal.Signals]
 ) -> None:
@@ -154,14 +152,11 @@ def test_what_a_trainer_leaves_of_a_pass_is_trained_before_the_pass_ends(
     job.ends_well(in_hand=how == signal.SIGKILL)
 
 
-@HOW
-def test_trainer_0_that_goes_before_its_first_shard_saves_nothing(
-    job: TrainingJob, how: signal.Signals
-) -> None:
+def test_trainer_0_that_goes_before_its_first_shard_saves_nothing(job: TrainingJob) -> None:
     job.hold("start-0", "shard-1")
     job.start_all()
     job.until_there("hold-start-0-here")
-    job.lose("trainer", 0, how)
+    job.lose("trainer", 0, signal.SIGTERM)
     job.unhold("start-0")
     assert job.saved() == (0, Counter())
     job.start("trainer", 0)
@@ -169,7 +164,7 @@ def test_trainer_0_that_goes_before_its_first_shard_saves_nothing(
     job.ends_well()
 
 
-@HOW
+@pytest.mark.parametrize("how", core(signal.SIGTERM, of=HOW), ids=str)
 def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job: TrainingJob, how: signal.Signals
 ) -> None:
@@ -188,9 +183,13 @@ def test_trainer_0_back_between_last_shard_and_save_saves_the_final_model(
     job.ends_well()
 
 
-@HOW
-@pytest.mark.parametrize("number", [0, 1], ids=["first-pass", "last-pass"])
-def test_a_save_counts_when_it_is_complete(job: TrainingJob, number: int, how: signal.Signals) -> None:
+# The pass whose save is interrupted, and how.
+SAVES = list(product([0, 1], HOW))
+
+
+@pytest.mark.parametrize("save", core(SAVES[1], SAVES[2], of=SAVES), ids=str)
+def test_a_save_counts_when_it_is_complete(job: TrainingJob, save: tuple[int, signal.Signals]) -> None:
+    number, how = save
     job.hold("save", "shard-1", after=(number + 1) * SHARDS)
     job.start_all()
     job.until_there("hold-save-here")
@@ -294,6 +293,7 @@ def test_a_last_save_that_cannot_be_read_holds_the_job_up_until_it_can(job: Trai
     assert saves.count("pass-00000") == 1, "the first pass is not trained again"
 
 
+@pytest.mark.whole
 def test_a_run_whose_state_cannot_be_read_begins_nothing(job: TrainingJob) -> None:
     job.start_until_trained(SHARDS + 3)
     job.lose("server", 0, signal.SIGKILL)
