@@ -20,8 +20,6 @@ from tests.support.waiting import until
 
 WORLD = MpiWorld(("train-r1-0.train", "train-r1-1.train"), slots=2, implementation="OpenMPI")
 VARIABLES = {"BIREME_MPI_HOSTS": "train-r1-{}.train", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "2"}
-
-
 DATASET = "BIREME_DISPATCHER_DATASET"
 
 
@@ -61,16 +59,14 @@ def test_the_world_follows_from_the_environment_of_the_pod() -> None:
     assert (WORLD.size, WORLD.names) == (4, ("train-r1-0", "train-r1-1"))
 
 
-@pytest.mark.parametrize(
-    ("implementation", "line"),
-    [
-        ("OpenMPI", "train-r1-1.train slots=2"),
-        ("Intel", "train-r1-1.train:2"),
-        ("MPICH", "train-r1-1.train:2"),
-    ],
-)
-def test_each_implementation_gets_the_host_file_it_reads(implementation: str, line: str) -> None:
-    assert MpiWorld(WORLD.hosts, 2, implementation).hostfile().splitlines()[1] == line
+def test_each_implementation_gets_the_host_file_it_reads() -> None:
+    lines = {
+        "OpenMPI": "train-r1-1.train slots=2",
+        "Intel": "train-r1-1.train:2",
+        "MPICH": "train-r1-1.train:2",
+    }
+    for implementation, line in lines.items():
+        assert MpiWorld(WORLD.hosts, 2, implementation).hostfile().splitlines()[1] == line
 
 
 def probed(*hosts: str, size: int = 4) -> str:
@@ -121,11 +117,12 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin/sshd").chmod(0o755)
     (tmp_path / "home/.ssh").mkdir(parents=True)
     (tmp_path / "home/.ssh/config").write_text("Host github.com\n  User git\n")
-    subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(tmp_path / "id_rsa")], check=True)
+    key = str(tmp_path / "id_rsa")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     entry = pwd.struct_passwd(("me", "x", 1, 1, "", str(tmp_path / "home"), "/bin/sh"))
     monkeypatch.setattr(pwd, "getpwuid", lambda _: entry)
-    env = {"BIREME_MPI_FOLDER": str(tmp_path / "mpi"), "BIREME_MPI_KEY": str(tmp_path / "id_rsa")}
+    env = {"BIREME_MPI_FOLDER": str(tmp_path / "mpi"), "BIREME_MPI_KEY": key}
     for _ in range(2):
         Ssh.prepare({**env, **VARIABLES, "HOME": "/efs/home", "USER": "root"})
     return tmp_path
@@ -138,14 +135,11 @@ def ssh_options(folder: Path, host: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition(" ") for line in lines)}
 
 
-@pytest.mark.parametrize("host", ["train-r1-1.train", "train-r1-1", "train-r1-1.train.team.svc"])
-def test_a_plain_ssh_finds_port_and_key_of_the_workers(prepared: Path, host: str) -> None:
-    found = ssh_options(prepared, host)
-    assert (found["port"], found["user"], found["hostkeyalias"]) == ("2222", "me", "bireme")
-    assert found["identityfile"] == str(prepared / "mpi/key")
-
-
-def test_the_users_own_settings_of_ssh_stay_for_other_hosts(prepared: Path) -> None:
+def test_a_plain_ssh_finds_port_and_key_of_the_workers_and_the_users_own_settings(prepared: Path) -> None:
+    for host in ("train-r1-1.train", "train-r1-1", "train-r1-1.train.team.svc"):
+        found = ssh_options(prepared, host)
+        assert (found["port"], found["user"], found["hostkeyalias"]) == ("2222", "me", "bireme")
+        assert found["identityfile"] == str(prepared / "mpi/key")
     found = ssh_options(prepared, "github.com")
     assert (found["port"], found["user"]) == ("22", "git")
 

@@ -103,17 +103,22 @@ def sshd() -> Iterator[Sshd]:
         yield server
 
 
-def test_discovery_lists_the_workers_that_answer_also_one_that_comes_back(sshd: Sshd, tmp_path: Path) -> None:
-    sshd.start("127.0.0.1", "127.0.0.3")
-    discovery = Discovery(Workers(HOSTS, sshd.port), 2, tmp_path / "workers")
+def lists_of(discovery: Discovery, *ranks: str) -> Callable[..., Callable[[], bool]]:
+    """``lists(HOST…)``: whether the discovery lists these workers when it looks again."""
 
     def lists(*hosts: str) -> Callable[[], bool]:
         def refreshed() -> bool:
-            discovery.refresh()
+            discovery.refresh(*ranks)
             return discovery.file.read_text().split() == [f"{host}:2" for host in hosts]
 
         return refreshed
 
+    return lists
+
+
+def test_discovery_lists_the_workers_that_answer_also_one_that_comes_back(sshd: Sshd, tmp_path: Path) -> None:
+    sshd.start("127.0.0.1", "127.0.0.3")
+    lists = lists_of(Discovery(Workers(HOSTS, sshd.port), 2, tmp_path / "workers"))
     until(lists("127.0.0.1", "127.0.0.3"), what="the two workers that answer")
     sshd.stop("127.0.0.3")
     until(lists("127.0.0.1"), what="the lost worker to be left out")
@@ -124,14 +129,7 @@ def test_discovery_lists_the_workers_that_answer_also_one_that_comes_back(sshd: 
 def test_a_worker_that_horovodrun_has_forgotten_is_listed_again(sshd: Sshd, tmp_path: Path) -> None:
     sshd.start("127.0.0.1", "127.0.0.3")
     discovery = Discovery(Workers(HOSTS, sshd.port), 2, tmp_path / "workers", idle_seconds=0.5)
-
-    def lists(*hosts: str) -> Callable[[], bool]:
-        def refreshed() -> bool:
-            discovery.refresh("ssh 127.0.0.1 a rank")
-            return discovery.file.read_text().split() == [f"{host}:2" for host in hosts]
-
-        return refreshed
-
+    lists = lists_of(discovery, "ssh 127.0.0.1 a rank")
     until(lists("127.0.0.1", "127.0.0.3"), what="both workers")
     until(lists("127.0.0.1"), what="the worker without a rank to be left out")
     until(lists("127.0.0.1", "127.0.0.3"), what="both workers again")
@@ -180,28 +178,19 @@ def launcher(pod: Callable[..., subprocess.Popen[str]], port: int, **env: str) -
     return started.returncode, output
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_the_launcher_gives_horovodrun_the_workers_and_ends_with_its_exit_code(
-    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, status: int
+@pytest.mark.parametrize(("status", "outcome"), [(0, "succeeded"), (3, "failed")])
+def test_the_launcher_gives_horovodrun_the_workers_and_tells_how_it_has_ended(
+    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, hook: WebHook, status: int, outcome: str
 ) -> None:
     sshd.start("127.0.0.1", "127.0.0.2")
-    code, output = launcher(pod, sshd.port, horovodrun=HOROVODRUN, STATUS=str(status))
+    env = {**hook.environment(3, starts=3), "STATUS": str(status)}
+    code, output = launcher(pod, sshd.port, horovodrun=HOROVODRUN, **env)
     assert code == status, output
     lines = output.splitlines()
     assert [line for line in lines if line.startswith("found")] == ["found 127.0.0.1:4", "found 127.0.0.2:4"]
     (command,) = [line for line in lines if line.startswith("horovodrun -np")]
     assert "-np 8 --min-np 8 --max-np 12" in command
     assert command.endswith("python3 train.py")
-
-
-@pytest.mark.parametrize(("status", "outcome"), [("0", "succeeded"), ("3", "failed")])
-def test_the_launcher_tells_a_web_hook_how_the_run_has_ended(
-    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, hook: WebHook, status: str, outcome: str
-) -> None:
-    sshd.start("127.0.0.1", "127.0.0.2")
-    env = {**hook.environment(3, starts=3), "STATUS": status}
-    code, output = launcher(pod, sshd.port, horovodrun=HOROVODRUN, **env)
-    assert code == int(status), output
     until(lambda: hook.messages, what="the message")
     (message,) = hook.messages
     assert message["outcome"] == outcome

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bireme_runtime.dispatcher import Dispatcher
+from bireme_runtime.mpi.ssh import for_trainers
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer
 from tests.runtime.test_mpi_elastic import Sshd, pod, sshd
@@ -51,54 +52,79 @@ exec sleep 1000
 HOROVODRUN = REMOVED.replace("exec sleep 1000", "until [ -e $FOLDER/go ]; do sleep 0.1; done; exit 1")
 
 
+@pytest.fixture(scope="module")
+def replicas(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
+    # Longer than the tests: only the launcher can give a shard back.
+    one = Dispatchers(shared_etcd.endpoint, "/test/mpi-shards/", count=1, trainer_seconds=600).start()
+    yield one
+    one.stop()
+
+
 @pytest.fixture
-def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
-    # Longer than the test: only the launcher can give the shard back.
-    mine = Dispatchers(shared_etcd.endpoint, f"{prefix}dispatcher/", trainer_seconds=600).start()
-    yield mine
-    mine.stop()
+def env(replicas: Dispatchers, prefix: str) -> dict[str, str]:
+    """The variables of a pod of two hosts with a slot each, and with a dataset of its own."""
+    return {
+        "BIREME_DISPATCHER": replicas.addresses,
+        "BIREME_DISPATCHER_DATASET": prefix.strip("/").replace("/", "-"),
+        "BIREME_MPI_HOSTS": "127.0.1.{}",
+        "BIREME_MPI_WORKERS": "2",
+        "BIREME_MPI_SLOTS": "1",
+    }
+
+
+@pytest.fixture
+def other(
+    env: dict[str, str], pod: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> Iterator[Dispatcher]:
+    """Another trainer of the dataset of the ranks, which has one shard that must not fail."""
+    # The pods' key, which is there once `pod` is, is a part of the dataset's name.
+    pods = {**env, "BIREME_MPI_ROLE": "worker", "BIREME_MPI_KEY": str(tmp_path / "id_rsa")}
+    dataset = for_trainers(pods)["BIREME_DISPATCHER_DATASET"]
+    with Dispatcher(env["BIREME_DISPATCHER"], dataset, "other", 60) as other:
+        other.add(["a"], failures=1)
+        yield other
+
+
+@pytest.fixture
+def launch(
+    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, env: dict[str, str], tmp_path: Path
+) -> Callable[..., subprocess.Popen[str]]:
+    """Start the launcher of both hosts, with this script as mpirun or horovodrun."""
+
+    def launch(mpirun: str = "", horovodrun: str = "") -> subprocess.Popen[str]:
+        sshd.start(*HOSTS)
+        if mpirun:
+            (tmp_path / "programs/mpirun").write_text(mpirun)
+            (tmp_path / "programs/mpirun").chmod(0o755)
+        elastic = {} if horovodrun else {"BIREME_MPI_LEAST": ""}
+        role = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(sshd.port), **elastic}
+        return pod("#!/bin/sh\n", horovodrun, **env, **role)
+
+    return launch
 
 
 def status_of(trainer: Dispatcher) -> dict[str, Any]:
-    (dataset,) = trainer.status()["datasets"]
-    return dict(dataset)
+    return next(each for each in trainer.status()["datasets"] if each["dataset"] == trainer.dataset)
 
 
 def test_a_launcher_that_loses_a_worker_gives_back_the_shards_without_a_failure(
-    pod: Callable[..., subprocess.Popen[str]],
-    sshd: Sshd,
-    replicas: Dispatchers,
-    tmp_path: Path,
+    launch: Callable[..., subprocess.Popen[str]], sshd: Sshd, other: Dispatcher
 ) -> None:
-    mpirun = tmp_path / "programs" / "mpirun"
-    mpirun.write_text(MPIRUN)
-    mpirun.chmod(0o755)
-    sshd.start(*HOSTS)
-    with Dispatcher(replicas.addresses, wait_seconds=60) as other:
-        other.add(["a"], failures=1)
-        hosts = {"BIREME_MPI_HOSTS": "127.0.1.{}", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "1"}
-        role = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(sshd.port), "BIREME_MPI_LEAST": ""}
-        launcher = pod(sshd="#!/bin/sh\n", BIREME_DISPATCHER=replicas.addresses, **hosts, **role)
-        until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
-        sshd.stop(HOSTS[1])
-        output, _ = launcher.communicate(timeout=120)
-        assert launcher.returncode == 75, output
-        assert "127.0.1.1 went away while the program ran" in output
-        status = status_of(other)
-        assert (status["redispatched"], status["failedShards"]) == ({"released": 1}, [])
-        assert [shard.name for shard in other.shards()] == ["a"]
+    launcher = launch(mpirun=MPIRUN)
+    until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
+    sshd.stop(HOSTS[1])
+    output, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, output
+    assert "127.0.1.1 went away while the program ran" in output
+    status = status_of(other)
+    assert (status["redispatched"], status["failedShards"]) == ({"released": 1}, [])
+    assert [shard.name for shard in other.shards()] == ["a"]
 
 
 def test_a_machine_that_died_is_waited_for_where_mpirun_ends_well_before_its_connection_breaks(
-    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, tmp_path: Path
+    launch: Callable[..., subprocess.Popen[str]], sshd: Sshd, tmp_path: Path
 ) -> None:
-    mpirun = tmp_path / "programs" / "mpirun"
-    mpirun.write_text(ENDS_WELL)
-    mpirun.chmod(0o755)
-    sshd.start(*HOSTS)
-    hosts = {"BIREME_MPI_HOSTS": "127.0.1.{}", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "1"}
-    role = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(sshd.port), "BIREME_MPI_LEAST": ""}
-    launcher = pod(sshd="#!/bin/sh\n", **hosts, **role)
+    launcher = launch(mpirun=ENDS_WELL)
     until((tmp_path / "runs").exists, what="mpirun to start")
     sshd.freeze(HOSTS[1])
     (tmp_path / "go").touch()
@@ -110,34 +136,27 @@ def test_a_machine_that_died_is_waited_for_where_mpirun_ends_well_before_its_con
 
 
 def test_a_worker_that_leaves_gives_back_its_ranks_shards_without_a_failure(
-    pod: Callable[..., subprocess.Popen[str]], replicas: Dispatchers, tmp_path: Path
+    pod: Callable[..., subprocess.Popen[str]], env: dict[str, str], other: Dispatcher, tmp_path: Path
 ) -> None:
-    with Dispatcher(replicas.addresses, wait_seconds=60) as other:
-        other.add(["a"], failures=1)
-        worker = pod(sshd=REMOVED, BIREME_MPI_ROLE="worker", BIREME_DISPATCHER=replicas.addresses)
-        until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
-        worker.terminate()
-        (tmp_path / "go").touch()
-        assert worker.wait(120) == 143
-        assert status_of(other)["redispatched"] == {"released": 1}
-        assert [shard.name for shard in other.shards()] == ["a"]
+    worker = pod(sshd=REMOVED, BIREME_MPI_ROLE="worker", **env)
+    until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
+    worker.terminate()
+    (tmp_path / "go").touch()
+    assert worker.wait(120) == 143
+    assert status_of(other)["redispatched"] == {"released": 1}
+    assert [shard.name for shard in other.shards()] == ["a"]
 
 
 def test_an_elastic_job_that_ends_with_a_lost_worker_gives_back_its_shards(
-    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, replicas: Dispatchers, tmp_path: Path
+    launch: Callable[..., subprocess.Popen[str]], sshd: Sshd, other: Dispatcher, tmp_path: Path
 ) -> None:
-    sshd.start(*HOSTS)
-    with Dispatcher(replicas.addresses, wait_seconds=60) as other:
-        other.add(["a"], failures=1)
-        hosts = {"BIREME_MPI_HOSTS": "127.0.1.{}", "BIREME_MPI_WORKERS": "2", "BIREME_MPI_SLOTS": "1"}
-        role = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(sshd.port)}
-        launcher = pod("#!/bin/sh\n", HOROVODRUN, BIREME_DISPATCHER=replicas.addresses, **hosts, **role)
-        until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
-        sshd.stop(HOSTS[1])
-        assert launcher.stdout
-        line = iter(launcher.stdout.readline, "")
-        until(lambda: "127.0.1.1 went away" in next(line))
-        (tmp_path / "go").touch()
-        assert launcher.wait(120) == 1
-        assert status_of(other)["redispatched"] == {"released": 1}
-        assert [shard.name for shard in other.shards()] == ["a"]
+    launcher = launch(horovodrun=HOROVODRUN)
+    until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
+    sshd.stop(HOSTS[1])
+    assert launcher.stdout
+    line = iter(launcher.stdout.readline, "")
+    until(lambda: "127.0.1.1 went away" in next(line))
+    (tmp_path / "go").touch()
+    assert launcher.wait(120) == 1
+    assert status_of(other)["redispatched"] == {"released": 1}
+    assert [shard.name for shard in other.shards()] == ["a"]
