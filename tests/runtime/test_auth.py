@@ -52,10 +52,13 @@ def test_setting_up_users_turns_authentication_on_and_a_repetition_changes_nothi
         "etcd now asks for users; trainer may read and write keys that start with /bireme/"
         in capsys.readouterr().err
     )
-    assert set_up_users(secret)
-    assert "etcd is up to date" in capsys.readouterr().err
     trainer = client(server, "trainer", "one")
     trainer.put("/bireme/a", "1", trainer.lease_grant(60))
+    assert set_up_users(secret)
+    assert "etcd is up to date" in capsys.readouterr().err
+    before = logins(server)
+    trainer.put("/bireme/a", "2")
+    assert logins(server) == before, "a repetition ends no login"
     with pytest.raises(etcd.AuthError, match="permission denied"):
         trainer.put("/other", "1")
     with pytest.raises(etcd.AuthError, match="user name is empty"):
@@ -83,9 +86,15 @@ def test_a_member_joins_a_protected_cluster_as_root(server: EtcdServer, secret: 
     assert added.id in {each.id for each in root.members(by_majority=False)}
 
 
-def test_a_changed_password_and_prefix_are_applied(server: EtcdServer, secret: dict[str, str]) -> None:
+def test_a_changed_password_and_prefix_are_applied_but_not_with_a_wrong_root_password(
+    server: EtcdServer, secret: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert set_up_users(secret)
-    assert set_up_users({**secret, "BIREME_ETCD_PASSWORD": "two", "BIREME_ETCD_PREFIX": "/jobs/"})
+    changed = {**secret, "BIREME_ETCD_PASSWORD": "two", "BIREME_ETCD_PREFIX": "/jobs/"}
+    assert not set_up_users({**changed, "BIREME_ETCD_ROOT_PASSWORD": "lost"})
+    assert "put the first one back into the Secret" in capsys.readouterr().err
+    assert client(server, "trainer", "one").get("/bireme/a") is None
+    assert set_up_users(changed)
     trainer = client(server, "trainer", "two")
     trainer.put("/jobs/a", "1")
     with pytest.raises(etcd.AuthError, match="permission denied"):
@@ -113,22 +122,13 @@ def test_releases_that_share_an_etcd_reach_their_own_keys_only(
     client(server, "trainer", "one").put("/bireme/a", "1")
 
 
-@pytest.mark.parametrize("line", ["vision", "vision pass-1", "vision pass-1 /a/ /b/"])
 def test_a_line_of_releases_that_is_not_whole_is_told_and_nothing_changes(
-    server: EtcdServer, secret: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not set_up_users({**secret, "BIREME_ETCD_RELEASES": line})
-    assert "needs a user, a password and a prefix" in capsys.readouterr().err
-    client(server, "", "").put("/anything", "1")
-
-
-def test_a_wrong_root_password_is_refused_and_nothing_changes(
     server: EtcdServer, secret: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert set_up_users(secret)
-    assert not set_up_users({**secret, "BIREME_ETCD_ROOT_PASSWORD": "lost", "BIREME_ETCD_PASSWORD": "two"})
-    assert "put the first one back into the Secret" in capsys.readouterr().err
-    assert client(server, "trainer", "one").get("/bireme/a") is None
+    for line in ("vision", "vision pass-1", "vision pass-1 /a/ /b/"):
+        assert not set_up_users({**secret, "BIREME_ETCD_RELEASES": line})
+        assert "needs a user, a password and a prefix" in capsys.readouterr().err
+        client(server, "", "").put("/anything", "1")
 
 
 def test_an_interrupted_setup_is_completed(server: EtcdServer, secret: dict[str, str]) -> None:
@@ -210,16 +210,6 @@ def test_a_client_logs_in_again_where_etcd_has_lost_its_data(
     assert set_up_users(secret)
     waiting.until(lambda: succeeds(lambda: late.get("/bireme/a")))
     assert late.txn([], [etcd.put_op("/bireme/a", "2")]).succeeded
-
-
-def test_a_repetition_ends_no_login(server: EtcdServer, secret: dict[str, str]) -> None:
-    assert set_up_users(secret)
-    trainer = client(server, "trainer", "one")
-    trainer.put("/bireme/a", "1")
-    assert set_up_users(secret)
-    before = logins(server)
-    trainer.put("/bireme/a", "2")
-    assert logins(server) == before
 
 
 @contextlib.contextmanager
