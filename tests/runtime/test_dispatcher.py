@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from bireme_runtime.dispatcher import Dispatcher, Progress, Refused, Shard, Unavailable
+from bireme_runtime.dispatcher.__main__ import main
 from bireme_runtime.dispatcher.client import DispatcherError, leave_for
 from bireme_runtime.dispatcher.notes import Notes
-from bireme_runtime.dispatcher.service.coordinator import MOST_DATASETS
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port
@@ -146,19 +146,15 @@ def test_the_first_definition_counts_and_another_one_is_refused(trainer: Callabl
     assert first == "part-00000"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "sentence"),
-    [
-        ({"passes": 0}, "passes is 0: it must be more than 0"),
-        ({"timeout": -1}, "timeout is -1.0: it must be more than 0"),
-        ({"failures": 0}, "failures is 0"),
-    ],
-)
-def test_unusable_limits_are_refused(
-    trainer: Callable[..., Dispatcher], wanted: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(Refused, match=sentence):
-        trainer().add(["a"], **wanted)
+def test_unusable_limits_are_refused(trainer: Callable[..., Dispatcher]) -> None:
+    unusable: dict[str, dict[str, Any]] = {
+        "passes is 0: it must be more than 0": {"passes": 0},
+        "timeout is -1.0: it must be more than 0": {"timeout": -1},
+        "failures is 0": {"failures": 0},
+    }
+    for sentence, limits in unusable.items():
+        with pytest.raises(Refused, match=sentence):
+            trainer().add(["a"], **limits)
     with pytest.raises(Refused, match="shards is 0"):
         trainer().add([])
 
@@ -306,8 +302,11 @@ with Dispatcher() as dispatcher:
 """
 
 
-@pytest.mark.parametrize("end", [TRAIN_AND_HANG, TRAIN_AND_RAISE], ids=["killed", "raised"])
-@pytest.mark.parametrize("to_blame", [False, True], ids=["innocent", "to-blame"])
+@pytest.mark.parametrize(
+    ("end", "to_blame"),
+    [(TRAIN_AND_HANG, True), (TRAIN_AND_RAISE, False)],
+    ids=["killed-to-blame", "raised-innocent"],
+)
 def test_a_supervisor_decides_whether_the_shard_of_an_ended_trainer_failed(
     shared: Dispatchers, trainer: Callable[..., Dispatcher], notes: Notes, end: str, to_blame: bool
 ) -> None:
@@ -428,22 +427,6 @@ def test_a_shard_that_was_prefetched_is_there_while_no_replica_answers(replicas:
         for process in replicas.processes:
             process.send_signal(signal.SIGCONT)
         assert [shard.name for shard in shards] == names(5)[2:]
-
-
-def test_a_killed_trainer_gives_back_what_it_prefetched_without_a_failure(
-    shared: Dispatchers, trainer: Callable[..., Dispatcher]
-) -> None:
-    with trainer("survivor") as survivor:
-        survivor.add(names(6), failures=1)
-        victim = start_trainer(shared, survivor.dataset, TRAIN_AND_HANG.replace("shards()", "shards(True)"))
-        until(lambda: in_hand(shared, survivor.dataset) == ["part-00000", "part-00001"])
-        victim.kill()
-        victim.wait()
-        end_lease(shared, survivor.dataset)
-        until(lambda: not in_hand(shared, survivor.dataset))
-        assert sorted(shard.name for shard in survivor.shards(prefetch=True)) == names(6)[1:]
-        status = of(shared, survivor.dataset)
-        assert (status["failedShards"], status["redispatched"]) == (["part-00000"], {"released": 1})
 
 
 @pytest.mark.parametrize("end", ["stop", "break", "raise"])
@@ -618,21 +601,6 @@ def test_who_asks_whether_a_dataset_is_finished_makes_none(
     assert not [each.key for each in keys if "a-name-of-a-stranger" in each.key]
 
 
-def test_names_of_datasets_are_bounded(brief: Dispatchers) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", brief.ports[0])
-    said: list[tuple[int, bytes]] = []
-    for number in range(MOST_DATASETS + 1):
-        status, text, deadline = 503, b"", time.monotonic() + 120
-        while status == 503 and time.monotonic() < deadline:  # until etcd answers
-            connection.request("POST", f"/v1/name-{number}/settle", b"{}")
-            answer = connection.getresponse()
-            status, text = answer.status, answer.read()
-        said.append((status, text))
-    *taken, (status, sentence) = said
-    assert {each for each, _ in taken} == {200}
-    assert (status, b"delete those that are over" in sentence) == (400, True)
-
-
 def test_leaving_ends_no_lease_but_that_of_a_trainer(shared: Dispatchers, shared_etcd: EtcdServer) -> None:
     client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     lease = client.lease_grant(60)
@@ -645,7 +613,7 @@ def test_leaving_ends_no_lease_but_that_of_a_trainer(shared: Dispatchers, shared
 def test_with_a_token_only_the_release_changes_what_the_dispatcher_knows(
     shared_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replicas = Dispatchers(shared_etcd.endpoint, prefix, token="secret").start()
+    replicas = Dispatchers(shared_etcd.endpoint, prefix, count=1, token="secret").start()
     try:
         stranger = Dispatcher(replicas.addresses, "x", "stranger", 60)
         monkeypatch.setenv("BIREME_RELEASE_TOKEN", "secret")
@@ -896,50 +864,49 @@ def test_the_command_adds_shows_and_waits(shared: Dispatchers, tmp_path: Path, p
 def test_the_commands_exit_codes_distinguish_errors(shared: Dispatchers) -> None:
     assert shared.run("dance").returncode == 64
     assert shared.run().returncode == 64
-    nobody = Dispatchers("", "", ports=[9])
-    silent = subprocess.run(
-        [sys.executable, "-m", "bireme_runtime.dispatcher", "wait"],
-        env={**environment(), "BIREME_DISPATCHER": nobody.addresses, "BIREME_WAIT_SECONDS": "0.2"},
-        capture_output=True,
-        text=True,
-    )
-    assert silent.returncode == 75
-    assert silent.stderr.startswith("bireme dispatcher: no dispatcher at 127.0.0.1:9 answered in time: ")
-    for env, sentence in (
-        ({}, "BIREME_DISPATCHER is not set: write host:port of the dispatcher"),
-        ({"BIREME_DISPATCHER": "host"}, "'host' is not host:port of a dispatcher (BIREME_DISPATCHER)"),
-        ({"BIREME_WAIT_SECONDS": "long"}, "BIREME_WAIT_SECONDS=long is not a number of seconds"),
-    ):
-        unset = subprocess.run(
-            [sys.executable, "-m", "bireme_runtime.dispatcher", "wait"],
-            env={**environment(), **env},
-            capture_output=True,
-            text=True,
-        )
-        assert (unset.returncode, unset.stderr) == (78, f"bireme dispatcher: {sentence}\n")
+
+
+NOBODY = {"BIREME_DISPATCHER": "127.0.0.1:9", "BIREME_WAIT_SECONDS": "0.2"}
+ETCD = {"BIREME_ETCD_ENDPOINTS": "127.0.0.1:9"}
 
 
 @pytest.mark.parametrize(
-    ("env", "sentence"),
+    ("command", "env", "code", "sentence"),
     [
-        ({}, "BIREME_ETCD_ENDPOINTS is not set: write host:port of etcd"),
-        ({"BIREME_DISPATCHER_LISTEN": "7190x"}, "BIREME_DISPATCHER_LISTEN=7190x is not host:port"),
+        ("wait", NOBODY, 75, "no dispatcher at 127.0.0.1:9 answered in time: "),
+        ("wait", {}, 78, "BIREME_DISPATCHER is not set: write host:port of the dispatcher\n"),
         (
-            {"BIREME_DISPATCHER_TRAINER_SECONDS": "1"},
-            "BIREME_DISPATCHER_TRAINER_SECONDS=1 is not a whole number, 2 or more",
+            "wait",
+            {"BIREME_DISPATCHER": "host"},
+            78,
+            "'host' is not host:port of a dispatcher (BIREME_DISPATCHER)\n",
+        ),
+        (
+            "wait",
+            {"BIREME_WAIT_SECONDS": "long"},
+            78,
+            "BIREME_WAIT_SECONDS=long is not a number of seconds\n",
+        ),
+        ("serve", {}, 78, "BIREME_ETCD_ENDPOINTS is not set: write host:port of etcd\n"),
+        (
+            "serve",
+            {**ETCD, "BIREME_DISPATCHER_LISTEN": "7190x"},
+            78,
+            "BIREME_DISPATCHER_LISTEN=7190x is not host:port\n",
+        ),
+        (
+            "serve",
+            {**ETCD, "BIREME_DISPATCHER_TRAINER_SECONDS": "1"},
+            78,
+            "BIREME_DISPATCHER_TRAINER_SECONDS=1 is not a whole number, 2 or more\n",
         ),
     ],
 )
-def test_a_service_with_unusable_settings_does_not_start(env: dict[str, str], sentence: str) -> None:
-    settings = {"BIREME_ETCD_ENDPOINTS": "127.0.0.1:9", **env} if env else {}
-    served = subprocess.run(
-        [sys.executable, "-m", "bireme_runtime.dispatcher", "serve"],
-        env={**environment(), **settings},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (served.returncode, served.stderr) == (78, f"bireme dispatcher: {sentence}\n")
+def test_settings_that_cannot_be_used_are_told_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], command: str, env: dict[str, str], code: int, sentence: str
+) -> None:
+    assert main([command], env) == code
+    assert capsys.readouterr().err.startswith(f"bireme dispatcher: {sentence}")
 
 
 def test_the_script_of_the_docs_trains(shared: Dispatchers, prefix: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.dispatcher.service.coordinator import Coordinator
+from bireme_runtime.dispatcher.service.coordinator import MOST_DATASETS, Coordinator
 from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
 from bireme_runtime.dispatcher.service.keys import Keys
 from bireme_runtime.dispatcher.service.requests import Answer, Definition, Settled, TrainerRequest
@@ -191,18 +191,6 @@ def test_a_new_leader_continues_where_the_last_one_stopped(office: Office) -> No
     assert [each.shard for each in rest] == [3, 4, 5, 6, 2]
 
 
-def test_a_trainer_that_leaves_returns_its_shard_without_a_failure(office: Office) -> None:
-    office.define(2, failures=1)
-    office.join("a", "b")
-    office.take("a")
-    office.ask("leave", "a")
-    assert office.counts() == (2, 0, 0, 0)
-    answer = office.answer("next", "a")
-    assert answer is not None
-    assert answer.status == 410
-    assert office.take("b").shard == 0
-
-
 def test_a_trainer_without_a_lease_gets_nothing(office: Office) -> None:
     office.define(2)
     office.join("a")
@@ -211,6 +199,18 @@ def test_a_trainer_without_a_lease_gets_nothing(office: Office) -> None:
     assert answer is not None
     assert answer.status == 410
     assert office.counts() == (2, 0, 0, 0)
+
+
+def test_names_of_datasets_are_bounded(office: Office) -> None:
+    def status_of(*numbers: int) -> set[tuple[int, str]]:
+        requests = [TrainerRequest("settle", f"name-{number}") for number in numbers]
+        answers = office.coordinator.handle(requests)
+        return {(each.status, each.body.get("error", "")) for each in answers if each}
+
+    for start in range(0, MOST_DATASETS, 50):
+        assert status_of(*range(start, start + 50)) == {(200, "")}
+    sentence = f"there are {MOST_DATASETS} datasets: delete those that are over"
+    assert status_of(MOST_DATASETS) == {(400, sentence)}
 
 
 def test_many_requests_become_few_transactions(office: Office) -> None:
