@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,10 @@ class EtcdServer:
         request = urllib.request.Request(f"http://{self.endpoint}{path}", data)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return dict(json.load(answer))
+
+
+NewEtcd = Callable[..., EtcdServer]
+"""The fixture ``new_etcd``: it makes a server that the test may stop, with these options of etcd."""
 
 
 def new_cluster(binary: Path, folder: Path, size: int = 3) -> list[EtcdServer]:

@@ -18,10 +18,8 @@ from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.elastic.rendezvous.membership import Identity, Rendezvous, new_base
 from bireme_runtime.etcd import check
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import RUNTIME, EtcdServer, free_port, set_up_users
+from tests.runtime.etcd_servers import RUNTIME, EtcdServer, NewEtcd, free_port, set_up_users
 from tests.support import waiting
-
-NewEtcd = Callable[..., EtcdServer]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import hashlib
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from bireme.tools import Toolbox
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.s3 import backup as backup_s3
 from bireme_runtime.etcd.server import backup, member
-from tests.runtime.etcd_servers import EtcdServer, free_port
+from tests.runtime.etcd_servers import EtcdServer, NewEtcd, free_port
 from tests.runtime.s3_servers import S3Server, s3_server
 
 GMTIME = time.gmtime
@@ -31,7 +31,7 @@ def run(server: EtcdServer, *arguments: str, **env: str) -> int:
 
 
 def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
-    new_etcd: Callable[..., EtcdServer], tmp_path: Path
+    new_etcd: NewEtcd, tmp_path: Path
 ) -> None:
     server = new_etcd().start()
     revision = client_of(server).put("/ship", "bireme")
@@ -238,7 +238,7 @@ def test_a_backup_url_that_is_not_a_bucket_is_reported(
 
 
 def test_defragmenting_frees_disk_space_after_compaction(
-    new_etcd: Callable[..., EtcdServer], capsys: pytest.CaptureFixture[str]
+    new_etcd: NewEtcd, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = new_etcd().start()
     client = client_of(server)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
 from bireme_runtime.dispatcher.service.keys import Keys
 from bireme_runtime.dispatcher.service.requests import Answer, Definition, Settled, TrainerRequest
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import EtcdServer, Proxy
+from tests.runtime.etcd_servers import EtcdServer, NewEtcd, Proxy
 
 SET = "set"
 
@@ -412,7 +411,7 @@ def test_a_shard_that_lost_its_trainer_is_not_got_ahead(office: Office) -> None:
 
 
 def test_what_an_older_etcd_does_not_know_to_be_done_is_handed_out_again(
-    new_etcd: Callable[..., EtcdServer], prefix: str, tmp_path: Path
+    new_etcd: NewEtcd, prefix: str, tmp_path: Path
 ) -> None:
     server = new_etcd().start()
     data, older = server.folder / "data", tmp_path / "older"

@@ -21,7 +21,7 @@ from bireme_runtime.dispatcher.service.election import Leadership, NotLeader
 from bireme_runtime.dispatcher.service.keys import Keys
 from bireme_runtime.dispatcher.service.requests import Answer, Definition, Settled, TrainerRequest
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import EtcdServer
+from tests.runtime.etcd_servers import EtcdServer, NewEtcd
 
 SECONDS = float(os.environ.get("BIREME_FUZZ_SECONDS", "6"))
 # Long enough that leases end only when the test ends them.
@@ -499,7 +499,7 @@ def _what(event: etcd.Event, root: str) -> str:
 
 
 def test_each_shard_is_acknowledged_once_or_given_up_and_every_pass_ends(
-    new_etcd: Callable[..., EtcdServer], prefix: str
+    new_etcd: NewEtcd, prefix: str
 ) -> None:
     seed = int(os.environ.get("BIREME_FUZZ_SEED", random.randrange(10**6)))
     server, end = new_etcd().start(), time.monotonic() + SECONDS

@@ -7,13 +7,13 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import EtcdServer, Proxy, free_port, set_up_users
+from tests.runtime.etcd_servers import EtcdServer, NewEtcd, Proxy, free_port, set_up_users
 
 
 def client_of(*servers: EtcdServer, timeout: float = 5.0, **credentials: str) -> etcd.Client:
@@ -107,9 +107,7 @@ def test_a_watch_ends_at_once_when_another_thread_closes_it(client: etcd.Client,
     assert time.monotonic() - start < 60
 
 
-def test_a_watch_from_a_compacted_revision_raises_compacted(
-    new_etcd: Callable[..., EtcdServer], prefix: str
-) -> None:
+def test_a_watch_from_a_compacted_revision_raises_compacted(new_etcd: NewEtcd, prefix: str) -> None:
     server = new_etcd().start()
     client = client_of(server)
     first = client.put(prefix, "1")
@@ -170,9 +168,7 @@ def test_a_transaction_whose_answer_is_lost_is_ambiguous_and_carried_out(
     assert kv.value == "after"
 
 
-def test_after_a_server_restart_an_idle_connection_is_not_used(
-    new_etcd: Callable[..., EtcdServer], prefix: str
-) -> None:
+def test_after_a_server_restart_an_idle_connection_is_not_used(new_etcd: NewEtcd, prefix: str) -> None:
     server = new_etcd().start()
     client = client_of(server)
     client.put(prefix, "1")
@@ -209,7 +205,7 @@ def protected(server: EtcdServer) -> None:
 
 
 def test_with_users_each_reaches_only_its_own_keys(
-    new_etcd: Callable[..., EtcdServer],
+    new_etcd: NewEtcd,
 ) -> None:
     server = new_etcd("--auth-token-ttl=4").start()
     client = client_of(server, username="ann", password="a")
@@ -232,7 +228,7 @@ def test_with_users_each_reaches_only_its_own_keys(
 
 
 def test_after_a_server_lost_its_tokens_the_client_logs_in_again(
-    new_etcd: Callable[..., EtcdServer],
+    new_etcd: NewEtcd,
 ) -> None:
     server = new_etcd().start()
     protected(server)
@@ -245,9 +241,7 @@ def test_after_a_server_lost_its_tokens_the_client_logs_in_again(
         assert events
 
 
-def test_with_tls_only_the_right_authority_and_client_can_connect(
-    new_etcd: Callable[..., EtcdServer], tmp_path: Path
-) -> None:
+def test_with_tls_only_the_right_authority_and_client_can_connect(new_etcd: NewEtcd, tmp_path: Path) -> None:
     files = certificates(tmp_path)
     url = tls_server(new_etcd, files)
     client = etcd.Client(etcd.parse_endpoints(url), etcd.Credentials(**files))
@@ -262,7 +256,7 @@ def test_with_tls_only_the_right_authority_and_client_can_connect(
 
 
 def test_with_users_a_client_certificate_with_a_common_name_is_reported(
-    new_etcd: Callable[..., EtcdServer], tmp_path: Path
+    new_etcd: NewEtcd, tmp_path: Path
 ) -> None:
     named, nameless = certificates(tmp_path), certificates(tmp_path, "/O=etcd")
     url = tls_server(new_etcd, nameless)
@@ -291,7 +285,7 @@ def _until_events(watch: etcd.Watch) -> Iterator[tuple[int, tuple[etcd.Event, ..
             watch.close()
 
 
-def tls_server(new_etcd: Callable[..., EtcdServer], files: dict[str, str]) -> str:
+def tls_server(new_etcd: NewEtcd, files: dict[str, str]) -> str:
     """The URL of an etcd with these TLS files that demands client certificates; it may still be starting."""
     url = f"https://127.0.0.1:{free_port()}"
     server = new_etcd(

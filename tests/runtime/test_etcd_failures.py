@@ -22,7 +22,7 @@ from bireme_runtime.etcd import check
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.etcd.server import backup
 from bireme_runtime.process.errors import Unreachable
-from tests.runtime.etcd_servers import EtcdServer
+from tests.runtime.etcd_servers import EtcdServer, NewEtcd
 from tests.runtime.test_etcd import protected
 from tests.support import waiting
 from tests.support.tiers import core
@@ -86,7 +86,7 @@ def test_a_silent_etcd_among_three_ends_no_lease_and_delays_no_round(
 
 @pytest.mark.parametrize("count", core(30, of=[30, 100]))
 def test_with_users_a_restart_of_etcd_for_3_s_costs_no_member_its_lease(
-    count: int, new_etcd: Callable[..., EtcdServer], start: Start
+    count: int, new_etcd: NewEtcd, start: Start
 ) -> None:
     server = new_etcd().start()
     protected(server)
@@ -106,7 +106,7 @@ def test_with_users_a_restart_of_etcd_for_3_s_costs_no_member_its_lease(
 
 
 def test_where_etcd_is_out_of_space_a_member_says_what_to_do_and_then_writes_succeed(
-    new_etcd: Callable[..., EtcdServer], start: Start, capsys: pytest.CaptureFixture[str]
+    new_etcd: NewEtcd, start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = new_etcd("--quota-backend-bytes=1000000").start()
     client = etcd.Client(etcd.parse_endpoints(server.endpoint))

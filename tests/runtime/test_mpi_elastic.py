@@ -135,8 +135,11 @@ def test_a_worker_that_horovodrun_has_forgotten_is_listed_again(sshd: Sshd, tmp_
     until(lists("127.0.0.1", "127.0.0.3"), what="both workers again")
 
 
+Pods = Callable[..., subprocess.Popen[str]]
+
+
 @pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def pod(tmp_path: Path) -> Iterator[Pods]:
     """``pod(sshd=SCRIPT, horovodrun=SCRIPT, BIREME_…=…)`` starts the entry point of an elastic job's pod."""
     programs = tmp_path / "programs"
     programs.mkdir()
@@ -170,7 +173,7 @@ def pod(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         yield _pod
 
 
-def launcher(pod: Callable[..., subprocess.Popen[str]], port: int, **env: str) -> tuple[int, str]:
+def launcher(pod: Pods, port: int, **env: str) -> tuple[int, str]:
     """The exit code and the output of the launcher of a job with 127.0.0.0 to 127.0.0.2 as hosts."""
     hosts = {"BIREME_MPI_HOSTS": "127.0.0.{}", "BIREME_MPI_WORKERS": "3", "BIREME_MPI_SLOTS": "4"}
     variables = {"BIREME_MPI_ROLE": "launcher", "BIREME_MPI_PORT": str(port), **hosts, **env}
@@ -180,7 +183,7 @@ def launcher(pod: Callable[..., subprocess.Popen[str]], port: int, **env: str) -
 
 @pytest.mark.parametrize(("status", "outcome"), [(0, "succeeded"), (3, "failed")])
 def test_the_launcher_gives_horovodrun_the_workers_and_tells_how_it_has_ended(
-    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, hook: WebHook, status: int, outcome: str
+    pod: Pods, sshd: Sshd, hook: WebHook, status: int, outcome: str
 ) -> None:
     sshd.start("127.0.0.1", "127.0.0.2")
     env = {**hook.environment(3, starts=3), "STATUS": str(status)}
@@ -205,12 +208,7 @@ def test_the_launcher_gives_horovodrun_the_workers_and_tells_how_it_has_ended(
     ],
 )
 def test_the_launcher_says_what_it_lacks(
-    pod: Callable[..., subprocess.Popen[str]],
-    sshd: Sshd,
-    workers: list[str],
-    seconds: str,
-    code: int,
-    words: str,
+    pod: Pods, sshd: Sshd, workers: list[str], seconds: str, code: int, words: str
 ) -> None:
     sshd.start(*workers)
     ended, output = launcher(pod, sshd.port, BIREME_WAIT_SECONDS=seconds)
@@ -219,7 +217,7 @@ def test_the_launcher_says_what_it_lacks(
 
 
 def test_a_worker_that_is_told_to_end_waits_for_its_ranks_without_a_signal_to_them(
-    pod: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    pod: Pods, tmp_path: Path
 ) -> None:
     worker = pod(sshd=RANK, BIREME_MPI_ROLE="worker")
     until((tmp_path / "up").exists, what="the rank to start")
@@ -231,9 +229,7 @@ def test_a_worker_that_is_told_to_end_waits_for_its_ranks_without_a_signal_to_th
     assert not (tmp_path / "term").exists()
 
 
-def test_ranks_whose_launcher_is_gone_are_ended(
-    pod: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
+def test_ranks_whose_launcher_is_gone_are_ended(pod: Pods, tmp_path: Path) -> None:
     pod(sshd=BROKEN_LOGIN, BIREME_MPI_ROLE="worker")
     until((tmp_path / "login").exists, what="the login")
     left = Path("/proc") / (tmp_path / "login").read_text().strip()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from bireme_runtime.dispatcher import Dispatcher
 from bireme_runtime.mpi.ssh import for_trainers
 from tests.runtime.dispatcher_replicas import Dispatchers
 from tests.runtime.etcd_servers import EtcdServer
-from tests.runtime.test_mpi_elastic import Sshd, pod, sshd
+from tests.runtime.test_mpi_elastic import Pods, Sshd, pod, sshd
 from tests.support.waiting import until
 
 __all__ = ["pod", "sshd"]
@@ -73,9 +73,7 @@ def env(replicas: Dispatchers, prefix: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def other(
-    env: dict[str, str], pod: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> Iterator[Dispatcher]:
+def other(env: dict[str, str], pod: Pods, tmp_path: Path) -> Iterator[Dispatcher]:
     """Another trainer of the dataset of the ranks, which has one shard that must not fail."""
     # The pods' key, which is there once `pod` is, is a part of the dataset's name.
     pods = {**env, "BIREME_MPI_ROLE": "worker", "BIREME_MPI_KEY": str(tmp_path / "id_rsa")}
@@ -86,9 +84,7 @@ def other(
 
 
 @pytest.fixture
-def launch(
-    pod: Callable[..., subprocess.Popen[str]], sshd: Sshd, env: dict[str, str], tmp_path: Path
-) -> Callable[..., subprocess.Popen[str]]:
+def launch(pod: Pods, sshd: Sshd, env: dict[str, str], tmp_path: Path) -> Pods:
     """Start the launcher of both hosts, with this script as mpirun or horovodrun."""
 
     def launch(mpirun: str = "", horovodrun: str = "") -> subprocess.Popen[str]:
@@ -108,7 +104,7 @@ def status_of(trainer: Dispatcher) -> dict[str, Any]:
 
 
 def test_a_launcher_that_loses_a_worker_gives_back_the_shards_without_a_failure(
-    launch: Callable[..., subprocess.Popen[str]], sshd: Sshd, other: Dispatcher
+    launch: Pods, sshd: Sshd, other: Dispatcher
 ) -> None:
     launcher = launch(mpirun=MPIRUN)
     until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
@@ -122,7 +118,7 @@ def test_a_launcher_that_loses_a_worker_gives_back_the_shards_without_a_failure(
 
 
 def test_a_machine_that_died_is_waited_for_where_mpirun_ends_well_before_its_connection_breaks(
-    launch: Callable[..., subprocess.Popen[str]], sshd: Sshd, tmp_path: Path
+    launch: Pods, sshd: Sshd, tmp_path: Path
 ) -> None:
     launcher = launch(mpirun=ENDS_WELL)
     until((tmp_path / "runs").exists, what="mpirun to start")
@@ -136,7 +132,7 @@ def test_a_machine_that_died_is_waited_for_where_mpirun_ends_well_before_its_con
 
 
 def test_a_worker_that_leaves_gives_back_its_ranks_shards_without_a_failure(
-    pod: Callable[..., subprocess.Popen[str]], env: dict[str, str], other: Dispatcher, tmp_path: Path
+    pod: Pods, env: dict[str, str], other: Dispatcher, tmp_path: Path
 ) -> None:
     worker = pod(sshd=REMOVED, BIREME_MPI_ROLE="worker", **env)
     until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")
@@ -148,7 +144,7 @@ def test_a_worker_that_leaves_gives_back_its_ranks_shards_without_a_failure(
 
 
 def test_an_elastic_job_that_ends_with_a_lost_worker_gives_back_its_shards(
-    launch: Callable[..., subprocess.Popen[str]], sshd: Sshd, other: Dispatcher, tmp_path: Path
+    launch: Pods, sshd: Sshd, other: Dispatcher, tmp_path: Path
 ) -> None:
     launcher = launch(horovodrun=HOROVODRUN)
     until(lambda: status_of(other)["pending"] == 1, what="the rank to get the shard")

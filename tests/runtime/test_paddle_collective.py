@@ -72,8 +72,11 @@ def job(tmp_path: Path) -> Iterator[PaddleJob]:
     one.stop()
 
 
+Start = Callable[..., None]
+
+
 @pytest.fixture
-def start(job: PaddleJob, tmp_path: Path) -> Callable[..., None]:
+def start(job: PaddleJob, tmp_path: Path) -> Start:
     def start(index: int, **more: str) -> None:
         path = f"{SOURCE}:{tmp_path / 'with'}"
         job.start(
@@ -88,9 +91,7 @@ def both_train(job: PaddleJob, attempts: int) -> Callable[[], bool]:
     return lambda: all([attempts] == [int(each[0]) for each in job.trained(index)[-1:]] for index in (0, 1))
 
 
-def test_after_the_loss_of_worker_0_all_start_again_together(
-    job: PaddleJob, start: Callable[..., None]
-) -> None:
+def test_after_the_loss_of_worker_0_all_start_again_together(job: PaddleJob, start: Start) -> None:
     start(0)
     start(1)
     job.until(both_train(job, 1), "both workers to train")
@@ -104,7 +105,7 @@ def test_after_the_loss_of_worker_0_all_start_again_together(
 
 
 def test_a_script_that_fails_starts_again_with_all_others(
-    job: PaddleJob, start: Callable[..., None], tmp_path: Path
+    job: PaddleJob, start: Start, tmp_path: Path
 ) -> None:
     start(0)
     start(1)
@@ -116,7 +117,7 @@ def test_a_script_that_fails_starts_again_with_all_others(
     assert job.codes() == {0}
 
 
-def test_workers_that_hang_start_again(job: PaddleJob, start: Callable[..., None], tmp_path: Path) -> None:
+def test_workers_that_hang_start_again(job: PaddleJob, start: Start, tmp_path: Path) -> None:
     (tmp_path / "hang").touch()
     start(0, BIREME_HANG_SECONDS="5")
     start(1)
@@ -130,7 +131,7 @@ def test_workers_that_hang_start_again(job: PaddleJob, start: Callable[..., None
 
 
 def test_when_the_restarts_of_workers_are_used_up_all_end_with_the_reason(
-    job: PaddleJob, start: Callable[..., None], tmp_path: Path
+    job: PaddleJob, start: Start, tmp_path: Path
 ) -> None:
     for index in (0, 1):
         start(index, BIREME_MAX_RESTARTS="0")
@@ -141,7 +142,7 @@ def test_when_the_restarts_of_workers_are_used_up_all_end_with_the_reason(
 
 
 def test_a_worker_that_is_asked_to_go_lets_the_others_wait_for_its_replacement(
-    job: PaddleJob, start: Callable[..., None]
+    job: PaddleJob, start: Start
 ) -> None:
     start(0)
     start(1)
