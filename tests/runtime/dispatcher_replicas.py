@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -93,16 +92,6 @@ class Dispatchers:
             return error.code, json.load(error)
         except OSError:
             return 0, {}
-
-    def run(
-        self, *arguments: str, dataset: str = "default", seconds: float = 60
-    ) -> subprocess.CompletedProcess[str]:
-        """Run the dispatcher's command against these replicas."""
-        env = {**environment(), "BIREME_DISPATCHER": self.addresses, "BIREME_DISPATCHER_DATASET": dataset}
-        command: Sequence[str] = [*COMMAND, *arguments]
-        return subprocess.run(
-            command, env={**env, "BIREME_WAIT_SECONDS": "20"}, capture_output=True, text=True, timeout=seconds
-        )
 
     def leases_of(self, dataset: str, trainer: str) -> set[int]:
         """The leases of a trainer of this dataset, or of one whose name begins so."""

@@ -27,6 +27,7 @@ from bireme_runtime.dispatcher.__main__ import main
 from bireme_runtime.dispatcher.client import DispatcherError, leave_for
 from bireme_runtime.dispatcher.notes import Notes
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.etcd.server import backup
 from tests.runtime.dispatcher_replicas import Dispatchers, environment, until
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, NewEtcd, free_port
 
@@ -773,9 +774,7 @@ def test_an_etcd_out_of_space_is_told_and_left_behind_once_there_is_space(
         client.delete_span("/other/", "/other0")
         revision = client.range("/other/").revision
         server.request("/v3/kv/compaction", {"revision": revision, "physical": True})
-        server.request("/v3/maintenance/defragment", {})
-        (alarm,) = server.request("/v3/maintenance/alarm", {"action": "GET"})["alarms"]
-        server.request("/v3/maintenance/alarm", {"action": "DEACTIVATE", **alarm})
+        backup.defragment(client, lambda url: etcd.client_from(url, {}), print)
         fleet.join()
         assert fleet.trained == Counter((0, name) for name in names(20))
     finally:
@@ -803,33 +802,38 @@ def test_when_etcd_has_lost_its_data_a_trainer_says_so(new_etcd: NewEtcd, prefix
 # The command ----------------------------------------
 
 
-def test_the_command_adds_shows_and_waits(shared: Dispatchers, tmp_path: Path, prefix: str) -> None:
-    dataset = prefix.strip("/").replace("/", "-")
+def test_the_command_adds_shows_and_waits(
+    shared: Dispatchers, trainer: Trainers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = trainer().dataset
+    env = {"BIREME_DISPATCHER": shared.addresses, "BIREME_DISPATCHER_DATASET": dataset}
+
+    def told(*arguments: str) -> tuple[int, str]:
+        code = main(arguments, {**env, "BIREME_WAIT_SECONDS": "20"})
+        return code, "".join(capsys.readouterr())
+
     listed = tmp_path / "train.list"
     listed.write_text("\n".join(names(3)))
-    added = shared.run("add", "--from", str(listed), "--passes", "1", dataset=dataset)
-    assert (added.returncode, added.stdout) == (0, f"dataset {dataset} has 3 shards\n")
-    again = shared.run("add", *names(3), dataset=dataset)
-    assert (again.returncode, again.stdout) == (0, f"dataset {dataset} had 3 shards\n")
-    refused = shared.run("add", "other", dataset=dataset)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith(f"bireme dispatcher: dataset {dataset} exists already")
-    assert "leads" in shared.run("wait").stdout
-    shown = json.loads(shared.run("status", "-o", "json").stdout)
+    assert told("add", "--from", str(listed), "--passes", "1") == (0, f"dataset {dataset} has 3 shards\n")
+    assert told("add", *names(3)) == (0, f"dataset {dataset} had 3 shards\n")
+    code, refusal = told("add", "other")
+    assert (code, refusal.startswith(f"bireme dispatcher: dataset {dataset} exists already")) == (1, True)
+    assert "leads" in told("wait")[1]
+    shown = json.loads(told("status", "-o", "json")[1])
     assert [each["todo"] for each in shown["datasets"] if each["dataset"] == dataset] == [3]
-    with Dispatcher(shared.addresses, dataset) as dispatcher:
+    with trainer() as dispatcher:
         assert len(list(dispatcher.shards())) == 3
-    finished = shared.run("wait-finished", dataset=dataset)
-    assert (finished.returncode, finished.stdout) == (0, f"dataset {dataset} is finished\n")
-    deleted = shared.run("delete", dataset=dataset)
-    assert (deleted.returncode, deleted.stdout) == (0, f"dataset {dataset} is deleted\n")
-    assert f'"{dataset}"' not in shared.run("status").stdout
-    assert shared.run("delete", dataset=dataset).returncode == 0
+    assert told("wait-finished") == (0, f"dataset {dataset} is finished\n")
+    assert told("delete") == (0, f"dataset {dataset} is deleted\n")
+    assert f'"{dataset}"' not in told("status")[1]
+    assert told("delete")[0] == 0
 
 
-def test_the_commands_exit_codes_distinguish_errors(shared: Dispatchers) -> None:
-    assert shared.run("dance").returncode == 64
-    assert shared.run().returncode == 64
+@pytest.mark.parametrize("arguments", [["dance"], []])
+def test_a_command_that_is_none_has_the_exit_code_of_a_wrong_usage(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments, {})
+    assert end.value.code == 64
 
 
 NOBODY = {"BIREME_DISPATCHER": "127.0.0.1:9", "BIREME_WAIT_SECONDS": "0.2"}
