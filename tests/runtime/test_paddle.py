@@ -70,9 +70,7 @@ def job(tmp_path: Path) -> Iterator[PaddleJob]:
     one.stop()
 
 
-def test_trainers_start_after_all_pservers_and_pservers_end_after_all_trainers(
-    job: PaddleJob,
-) -> None:
+def test_trainers_start_after_all_pservers_and_pservers_end_after_all_trainers(job: PaddleJob) -> None:
     job.start("trainer", 0)
     job.start("trainer", 1)
     job.start("server", 0)
