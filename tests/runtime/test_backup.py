@@ -30,6 +30,12 @@ def run(server: EtcdServer, *arguments: str, **env: str) -> int:
     return backup.main(arguments, {"BIREME_ETCD_ENDPOINTS": server.endpoint, **env})
 
 
+def restore(snapshot: Path, target: Path, *options: str) -> None:
+    etcdutl = Toolbox(Paths.discover(start=Path(__file__))).path("etcdutl")
+    command = [etcdutl, "snapshot", "restore", snapshot, f"--data-dir={target}", *options]
+    subprocess.run([*command, "--bump-revision=1000000", "--mark-compacted"], check=True, capture_output=True)
+
+
 def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
     new_etcd: NewEtcd, tmp_path: Path
 ) -> None:
@@ -55,22 +61,9 @@ def test_a_lost_etcd_starts_again_from_its_snapshot_with_a_later_revision(
         restored=restored,
         resolves="127.0.0.1".__eq__,
     )
-    etcdutl = Toolbox(Paths.discover(start=Path(__file__))).path("etcdutl")
-    restore: list[str | Path] = [
-        etcdutl,
-        "snapshot",
-        "restore",
-        folder / backup.LATEST,
-        f"--data-dir={restored}",
-        "--name=etcd-0",
-    ]
-    restore += [
-        f"--initial-cluster=etcd-0={settings.url(0, 'peer')}",
-        "--bump-revision=1000000",
-        "--mark-compacted",
-    ]
-    restore += [f"--initial-advertise-peer-urls={settings.url(0, 'peer')}"]
-    subprocess.run(restore, check=True, capture_output=True)
+    peer = settings.url(0, "peer")
+    options = [f"--initial-cluster=etcd-0={peer}", f"--initial-advertise-peer-urls={peer}"]
+    restore(folder / backup.LATEST, restored, "--name=etcd-0", *options)
     assert member.prepare(settings) == "starts from the snapshot"
     found = client_of(new_etcd(port=port, config=settings.config).start()).get("/ship")
     assert found is not None
@@ -204,10 +197,7 @@ def test_a_member_that_does_not_start_from_the_snapshot_asks_neither_claim_nor_s
     env |= {"BIREME_BACKUP_URL": "s3://gone/etcd", "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9"}
     assert backup_s3.main(["fetch", str(tmp_path), backup.LATEST], env) == 0
     # The next container restores something, which nobody uses.
-    etcdutl = Toolbox(Paths.discover(start=Path(__file__))).path("etcdutl")
-    target = f"--data-dir={tmp_path}/restored"
-    restore = [str(etcdutl), "snapshot", "restore", str(tmp_path / backup.LATEST), target]
-    subprocess.run([*restore, "--bump-revision=1000", "--mark-compacted"], check=True, capture_output=True)
+    restore(tmp_path / backup.LATEST, tmp_path / "restored")
     assert (tmp_path / "restored/member/wal").is_dir()
 
 

@@ -14,7 +14,7 @@ import pytest
 from awscrt import checksums
 
 from bireme_runtime.sources.checksums import Checksum
-from tests.runtime.datasets import begin, ended, read, run, settings, stage_and_publish
+from tests.runtime.datasets import begin, ended, read, refused, run, settings, stage_and_publish
 from tests.runtime.etcd_servers import RUNTIME
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, flipped
 
@@ -112,10 +112,7 @@ def change(server: FaultyServer, key: str) -> None:
         (odd, None),
         (one, None),
         (larger, None),
-        (equal, sha256),
         (odd, sha256),
-        (equal, sha1),
-        (equal, crc32),
         (equal, crc32c),
     ],
 )
@@ -132,8 +129,7 @@ def test_objects_uploaded_in_parts_are_compared(
         server.objects = dict(CONTENT)
         server.tags.clear()
         change(server, key)
-        code, output = run("copy", env_of(server, tmp_path / key[5:]))
-        assert code == 78, output
+        output = refused("copy", env_of(server, tmp_path / key[5:]))
         assert f"{key[5:]} has {digest.__name__.upper() if digest else 'MD5'} of " in output
         assert not (tmp_path / key[5:] / "data").exists()
 
@@ -150,18 +146,14 @@ def test_objects_with_a_checksum_of_the_whole_are_compared(
     stage_and_publish(env_of(server, tmp_path))
     assert not server.count("HEAD /b/data/small"), "GET brings the checksum of a small object"
     change(server, "data/large")
-    code, output = run("copy", env_of(server, tmp_path / "other"))
-    assert code == 78
-    assert f"large has {digest.__name__.upper()} " in output
+    assert f"large has {digest.__name__.upper()} " in refused("copy", env_of(server, tmp_path / "other"))
 
 
 def test_a_large_object_that_was_sent_at_once_has_its_md5_compared(
     server: FaultyServer, tmp_path: Path
 ) -> None:
     change(server, "data/large")
-    code, output = run("copy", env_of(server, tmp_path))
-    assert code == 78
-    assert "large has MD5 " in output
+    assert "large has MD5 " in refused("copy", env_of(server, tmp_path))
     # What was wrong is not taken for a part of the next attempt.
     server.objects, server.tags = dict(CONTENT), {}
     stage_and_publish(env_of(server, tmp_path))

@@ -21,6 +21,7 @@ from tests.runtime.datasets import (
     content,
     kill_when,
     read,
+    refused,
     run,
     settings,
     stage_and_publish,
@@ -110,9 +111,7 @@ def test_what_a_remote_does_not_have_is_told(
     env: dict[str, str], tmp_path: Path, url: str, sentence: str
 ) -> None:
     write(tmp_path / "remote", {"f": b"1"})
-    code, output = run("stage", {**env, **settings(tmp_path / "out/data", {"url": url})})
-    assert code == 78, output
-    assert sentence in output
+    assert sentence in refused("stage", {**env, **settings(tmp_path / "out/data", {"url": url})})
 
 
 @pytest.mark.whole
@@ -137,6 +136,4 @@ def _remote_of(s3: S3Server, config: Path) -> None:
 
 def test_an_image_without_rclone_is_refused_by_a_sentence(tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path), **copies(tmp_path, "a")}
-    code, output = run("stage", env)
-    assert code == 78
-    assert "rclone://disk/a needs the program rclone: set an image" in output
+    assert "rclone://disk/a needs the program rclone: set an image" in refused("stage", env)

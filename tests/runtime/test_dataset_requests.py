@@ -25,7 +25,7 @@ from bireme_runtime.process.errors import BiremeError, Unreachable
 from bireme_runtime.sources.source import SourceError, safe_path
 from bireme_runtime.sources.web import aws
 from bireme_runtime.sources.web.s3 import S3Source
-from tests.runtime.datasets import read, run, settings, stage_and_publish, write
+from tests.runtime.datasets import read, refused, run, settings, stage_and_publish, write
 from tests.runtime.etcd_servers import Proxy
 from tests.runtime.faulty_servers import Faults, FaultyServer, error, faulty_server, tag
 
@@ -87,8 +87,7 @@ CUT = "<IsTruncated>true</IsTruncated>"
 def test_a_list_that_is_not_whole_is_not_published(server: FaultyServer, tmp_path: Path, more: str) -> None:
     # The same page, whatever is asked.
     server.faults.append(Faults("list-type", page(["data/a", "data/b"], CUT + more), times=99))
-    code, output = run("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
-    assert code == 78, output
+    output = refused("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
     assert "the list of s3://b/data is not whole" in output
     assert not (tmp_path / "d").exists()
 
@@ -110,8 +109,7 @@ def test_an_object_of_a_list_without_a_name_or_a_size_is_reported(
 ) -> None:
     listed = f"<ListBucketResult><Contents>{field}</Contents></ListBucketResult>"
     server.faults.append(Faults("list-type", (200, listed.encode())))
-    code, output = run("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
-    assert code == 78, output
+    output = refused("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
     assert "has an object without a name or a size" in output
 
 
@@ -248,9 +246,7 @@ def test_keys_that_cannot_all_be_files_are_named(
     server: FaultyServer, tmp_path: Path, keys: dict[str, bytes], sentence: str
 ) -> None:
     server.objects = {f"data/{key}": content for key, content in keys.items()}
-    code, output = run("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
-    assert code == 78
-    assert sentence in output
+    assert sentence in refused("copy", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/data"})})
 
 
 @pytest.mark.parametrize("name", ["gr\u00fcn", "two words", "100%25", "a+b"])
@@ -288,8 +284,7 @@ def test_a_password_in_a_url_is_used_and_never_printed(server: FaultyServer, tmp
 def test_sums_that_are_not_utf_8_are_reported(server: FaultyServer, tmp_path: Path, text: bytes) -> None:
     server.objects["data/SUMS"] = b"0" * 64 + b"  " + text
     source = {"url": "s3://b/data", "sums": "SUMS"}
-    code, output = run("copy", {**server.env, **settings(tmp_path / "d", source)})
-    assert code == 78
+    output = refused("copy", {**server.env, **settings(tmp_path / "d", source)})
     assert "SUMS of s3://b/data is not UTF-8: convert it" in output
 
 
@@ -328,8 +323,7 @@ def test_credentials_that_s3_calls_expired_are_renewed(server: FaultyServer, tmp
     stage_and_publish({**_irsa(server, tmp_path), **env})
     assert server.count("POST /$") == 2
     fault.times = 1
-    code, output = run("stage", {**server.env, **settings(tmp_path / "other", {"url": "s3://b/data"})})
-    assert code == 77
+    output = refused("stage", {**server.env, **settings(tmp_path / "other", {"url": "s3://b/data"})}, code=77)
     assert "the credentials of the Secret have expired" in output
 
 
@@ -338,8 +332,7 @@ def test_an_object_that_changed_is_listed_again_by_the_next_attempt(
 ) -> None:
     env = {**server.env, **settings(tmp_path / "data", {"url": "s3://b/data"})}
     server.faults.append(Faults("GET /b/data/a", error(412, "PreconditionFailed")))
-    code, output = run("stage", env)
-    assert code == 75
+    output = refused("stage", env, code=75)
     assert "s3://b/data/a has changed since it was listed; the next attempt lists" in output
     server.faults.append(Faults("GET /b/data/b", error(404, "NoSuchKey")))
     assert run("stage", env)[0] in (0, 75)
@@ -418,8 +411,7 @@ def test_names_that_a_claim_cannot_have_are_refused_by_a_sentence(
         safe_path(name)
     if name.isascii():
         server.objects[f"odd/{name}"] = b"content"
-        code, output = run("stage", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/odd"})})
-        assert code == 78
+        output = refused("stage", {**server.env, **settings(tmp_path / "d", {"url": "s3://b/odd"})})
         assert "rename it" in output
 
 
