@@ -38,6 +38,12 @@ class Dispatchers:
     ports: list[int] = field(default_factory=list)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
+    def __enter__(self) -> Dispatchers:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def start(self) -> Dispatchers:
         self.ports = [free_port(self.host) for _ in range(self.count)]
         self.processes = [self.process(port) for port in self.ports]

@@ -164,7 +164,7 @@ def test_a_provider_of_credentials_that_fails_in_passing_is_asked_again(
 
 
 def test_a_pod_identity_agent_that_refuses_connections_leaves_another_attempt(
-    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: FaultyServer, tmp_path: Path
 ) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -173,11 +173,8 @@ def test_a_pod_identity_agent_that_refuses_connections_leaves_another_attempt(
         with pytest.raises(Unreachable, match="gives no AWS credentials: Connection refused"):
             provider.credentials()
     server.faults.append(Faults("POST /$", error(403, "AccessDenied"), times=9))
-    code, output = run(
-        "stage", {**_irsa(server, tmp_path), **settings(tmp_path / "d", {"url": "s3://b/data"})}
-    )
-    assert code == 77, output
-    assert "gives no AWS credentials: HTTP 403 AccessDenied" in output
+    env = {**_irsa(server, tmp_path), **settings(tmp_path / "d", {"url": "s3://b/data"})}
+    assert "gives no AWS credentials: HTTP 403 AccessDenied" in refused("stage", env, code=77)
 
 
 @pytest.mark.parametrize(

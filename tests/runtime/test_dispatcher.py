@@ -37,25 +37,22 @@ DOCS = Path(__file__).parents[2] / "docs" / "dispatcher.md"
 @pytest.fixture(scope="module")
 def shared(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
     """Two replicas for all tests that do not stop them; each test has its own dataset."""
-    replicas = Dispatchers(shared_etcd.endpoint, "/test/shared-dispatcher/").start()
-    yield replicas
-    replicas.stop()
+    with Dispatchers(shared_etcd.endpoint, "/test/shared-dispatcher/") as replicas:
+        yield replicas
 
 
 @pytest.fixture
 def brief(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
     """A replica with trainers whose leases end while a test waits."""
-    mine = Dispatchers(shared_etcd.endpoint, prefix, count=1, trainer_seconds=12).start()
-    yield mine
-    mine.stop()
+    with Dispatchers(shared_etcd.endpoint, prefix, count=1, trainer_seconds=12) as mine:
+        yield mine
 
 
 @pytest.fixture
 def replicas(shared_etcd: EtcdServer, prefix: str) -> Iterator[Dispatchers]:
     """Two replicas that a test may kill."""
-    mine = Dispatchers(shared_etcd.endpoint, prefix, leader_seconds=2).start()
-    yield mine
-    mine.stop()
+    with Dispatchers(shared_etcd.endpoint, prefix, leader_seconds=2) as mine:
+        yield mine
 
 
 Trainers = Callable[..., Dispatcher]
@@ -207,26 +204,25 @@ for shard in Dispatcher().shards():
 """
 
 
-def start_trainer(replicas: Dispatchers, dataset: str, code: str, **more: str) -> subprocess.Popen[str]:
+def start_trainer(
+    replicas: Dispatchers, dataset: str, code: str, says: str = "", **more: str
+) -> subprocess.Popen[str]:
+    """Start a script, and wait until it says so."""
     env = {"BIREME_DISPATCHER": replicas.addresses, "BIREME_DISPATCHER_DATASET": dataset, **more}
     env["BIREME_TRAINER"] = "started"
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", code], env={**environment(), **env}, stdout=subprocess.PIPE, text=True
     )
-
-
-def end_lease(replicas: Dispatchers, dataset: str) -> None:
-    """End the lease of the trainer that the test has killed."""
-    replicas.end_leases(replicas.leases_of(dataset, "started"))
+    assert process.stdout
+    assert not says or process.stdout.readline() == f"{says}\n"
+    return process
 
 
 def test_a_killed_trainers_shards_are_back_within_its_lease(brief: Dispatchers) -> None:
     # Defect 7 of the old master: a dead trainer's shards were not trained for up to 20 minutes.
     with trainers_of(brief)("survivor") as survivor:
         survivor.add(["a", "b"], timeout=3600)
-        victim = start_trainer(brief, survivor.dataset, TRAIN_AND_HANG)
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "a\n"
+        victim = start_trainer(brief, survivor.dataset, TRAIN_AND_HANG, "a")
         victim.kill()
         victim.wait()
         killed = time.monotonic()
@@ -285,9 +281,7 @@ def test_a_supervisor_decides_whether_the_shard_of_an_ended_trainer_failed(
 ) -> None:
     with trainer("survivor") as survivor:
         survivor.add(["a"], failures=1)
-        victim = start_trainer(shared, survivor.dataset, end, RANK="3", **notes.environment)
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "a\n"
+        victim = start_trainer(shared, survivor.dataset, end, "a", RANK="3", **notes.environment)
         if end == TRAIN_AND_HANG:
             victim.kill()
         victim.wait(120)
@@ -461,13 +455,11 @@ from bireme_runtime.dispatcher import Dispatcher
 Dispatcher().once("parameters", lambda: print("begun", flush=True) or time.sleep(600))
 """
     with trainer() as next_one:
-        victim = start_trainer(shared, next_one.dataset, hang)
-        assert victim.stdout is not None
-        assert victim.stdout.readline() == "begun\n"
+        victim = start_trainer(shared, next_one.dataset, hang, "begun")
         assert next_one.once("parameters", lambda: None, wait=False) is False
         victim.kill()
         victim.wait()
-        end_lease(shared, next_one.dataset)
+        shared.end_leases(shared.leases_of(next_one.dataset, "started"))
         assert next_one.once("parameters", lambda: None) is True
 
 
@@ -584,8 +576,7 @@ def test_leaving_ends_no_lease_but_that_of_a_trainer(shared: Dispatchers, shared
 def test_with_a_token_only_the_release_changes_what_the_dispatcher_knows(
     shared_etcd: EtcdServer, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replicas = Dispatchers(shared_etcd.endpoint, prefix, count=1, token="secret").start()
-    try:
+    with Dispatchers(shared_etcd.endpoint, prefix, count=1, token="secret") as replicas:
         stranger = Dispatcher(replicas.addresses, "x", "stranger", 60)
         monkeypatch.setenv("BIREME_RELEASE_TOKEN", "secret")
         with Dispatcher(replicas.addresses, "x", "t", 60) as mine:
@@ -607,8 +598,6 @@ def test_with_a_token_only_the_release_changes_what_the_dispatcher_knows(
                 assert replicas.get(replicas.ports[replicas.leader()], f"/v1/x/{verb}")[0] == 404
             assert len(list(shards)) == 1
             assert stranger.progress().is_over
-    finally:
-        replicas.stop()
 
 
 def test_requests_that_are_none_are_refused_and_not_counted(shared: Dispatchers) -> None:
@@ -696,12 +685,11 @@ def test_killed_and_restarted_leaders_lose_and_repeat_nothing(
 
 
 def test_a_leader_that_receives_sigterm_is_replaced_at_once(shared_etcd: EtcdServer, prefix: str) -> None:
-    replicas = Dispatchers(shared_etcd.endpoint, prefix, leader_seconds=600).start()
-    leader = replicas.leader()
-    replicas.kill(leader, signal.SIGTERM)
-    assert replicas.processes[leader].returncode == 0
-    until(lambda: replicas.get(replicas.ports[1 - leader], "/readyz")[1].get("leads"))
-    replicas.stop()
+    with Dispatchers(shared_etcd.endpoint, prefix, leader_seconds=600) as replicas:
+        leader = replicas.leader()
+        replicas.kill(leader, signal.SIGTERM)
+        assert replicas.processes[leader].returncode == 0
+        until(lambda: replicas.get(replicas.ports[1 - leader], "/readyz")[1].get("leads"))
 
 
 def test_a_leader_that_resumes_after_a_long_pause_assigns_no_shard(replicas: Dispatchers) -> None:
@@ -737,8 +725,7 @@ def test_a_replica_that_comes_back_at_another_address_is_found(replicas: Dispatc
 
 def test_a_restart_of_etcd_loses_no_shard(new_etcd: NewEtcd, prefix: str) -> None:
     server = new_etcd().start()
-    replicas = Dispatchers(server.endpoint, prefix).start()
-    try:
+    with Dispatchers(server.endpoint, prefix) as replicas:
         make = trainers_of(replicas)
         make("").add(names(150), passes=2)
         fleet = Fleet(make, lambda shard: time.sleep(0.005))
@@ -749,8 +736,6 @@ def test_a_restart_of_etcd_loses_no_shard(new_etcd: NewEtcd, prefix: str) -> Non
         server.start()
         fleet.join()
         assert fleet.trained == Counter((number, name) for number in range(2) for name in names(150))
-    finally:
-        replicas.stop()
 
 
 def test_an_etcd_out_of_space_is_told_and_left_behind_once_there_is_space(
@@ -784,19 +769,16 @@ def test_an_etcd_out_of_space_is_told_and_left_behind_once_there_is_space(
 
 def test_when_etcd_has_lost_its_data_a_trainer_says_so(new_etcd: NewEtcd, prefix: str) -> None:
     server = new_etcd().start()
-    replicas = Dispatchers(server.endpoint, prefix, leader_seconds=2).start()
-    try:
-        with Dispatcher(replicas.addresses, wait_seconds=60) as trainer:
-            trainer.add(names(3))
-            shards = trainer.shards()
+    replicas = Dispatchers(server.endpoint, prefix, leader_seconds=2)
+    with replicas, Dispatcher(replicas.addresses, wait_seconds=60) as trainer:
+        trainer.add(names(3))
+        shards = trainer.shards()
+        next(shards)
+        server.stop()
+        shutil.rmtree(server.folder)
+        server.start()
+        with pytest.raises(DispatcherError, match="no longer has dataset default, because its"):
             next(shards)
-            server.stop()
-            shutil.rmtree(server.folder)
-            server.start()
-            with pytest.raises(DispatcherError, match="no longer has dataset default, because its"):
-                next(shards)
-    finally:
-        replicas.stop()
 
 
 # The command ----------------------------------------

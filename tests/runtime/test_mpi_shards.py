@@ -55,9 +55,8 @@ HOROVODRUN = REMOVED.replace("exec sleep 1000", "until [ -e $FOLDER/go ]; do sle
 @pytest.fixture(scope="module")
 def replicas(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
     # Longer than the tests: only the launcher can give a shard back.
-    one = Dispatchers(shared_etcd.endpoint, "/test/mpi-shards/", count=1, trainer_seconds=600).start()
-    yield one
-    one.stop()
+    with Dispatchers(shared_etcd.endpoint, "/test/mpi-shards/", count=1, trainer_seconds=600) as one:
+        yield one
 
 
 @pytest.fixture

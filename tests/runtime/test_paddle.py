@@ -105,9 +105,8 @@ def test_after_the_loss_of_pserver_0_all_restart_from_the_last_save(job: PaddleJ
 
 @pytest.fixture(scope="module")
 def replicas(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
-    one = Dispatchers(shared_etcd.endpoint, "/test/paddle/", count=1).start()
-    yield one
-    one.stop()
+    with Dispatchers(shared_etcd.endpoint, "/test/paddle/", count=1) as one:
+        yield one
 
 
 @pytest.fixture

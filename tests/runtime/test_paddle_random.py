@@ -32,9 +32,8 @@ ALL = Counter((number, f"shard-{shard}") for number in range(PASSES) for shard i
 
 @pytest.fixture(scope="module")
 def dispatchers(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
-    replicas = Dispatchers(shared_etcd.endpoint, PREFIX, count=1).start()
-    yield replicas
-    replicas.stop()
+    with Dispatchers(shared_etcd.endpoint, PREFIX, count=1) as replicas:
+        yield replicas
 
 
 @pytest.fixture(scope="module")

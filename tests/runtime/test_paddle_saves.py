@@ -117,9 +117,8 @@ def content(model: Path) -> Counter[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def dispatchers(shared_etcd: EtcdServer) -> Iterator[Dispatchers]:
-    replicas = Dispatchers(shared_etcd.endpoint, "/test/paddle-saves/", count=1).start()
-    yield replicas
-    replicas.stop()
+    with Dispatchers(shared_etcd.endpoint, "/test/paddle-saves/", count=1) as replicas:
+        yield replicas
 
 
 @pytest.fixture
