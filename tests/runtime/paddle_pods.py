@@ -67,6 +67,11 @@ class PaddleJob:
             for index in range(2):
                 self.start(role, index, **more)
 
+    def train(self, **more: str) -> None:
+        """Start all pods, and wait until both trainers train."""
+        self.start_all(**more)
+        self.until_both_train()
+
     def client(self) -> Client:
         """A client of pserver 0."""
         return Client(f"127.0.0.1:{self._control}", seconds=60, token="secret")
@@ -95,6 +100,11 @@ class PaddleJob:
     def codes(self) -> set[int]:
         """Wait for all supervisors; returns their exit codes."""
         return {pod.wait(SECONDS) for pod in self.pods.values()}
+
+    def end(self) -> set[int]:
+        """Let the scripts end; returns the exit codes of all supervisors."""
+        self.go.write_text("")
+        return self.codes()
 
     def kill(self, role: str, index: int) -> None:
         """Kill a supervisor and its script at once."""

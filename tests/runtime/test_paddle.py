@@ -19,16 +19,7 @@ import pytest
 
 from bireme_runtime.dispatcher import Dispatcher
 from bireme_runtime.etcd import client as etcd
-from bireme_runtime.paddle.run import (
-    Client,
-    Report,
-    Rules,
-    Run,
-    Unreadable,
-    View,
-    last_save,
-    serve,
-)
+from bireme_runtime.paddle.run import Client, Report, Rules, Run, Unreadable, View, last_save, serve
 from bireme_runtime.paddle.supervisor import Server
 from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.errors import Unreachable
@@ -78,8 +69,7 @@ def test_trainers_start_after_all_pservers_and_pservers_end_after_all_trainers(j
     assert job.trained(0) == job.trained(1) == []
     job.start("server", 1)
     job.until_both_train()
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
     assert (job.output / "done").exists()
 
 
@@ -91,16 +81,14 @@ def test_a_job_that_is_done_is_not_repeated(job: PaddleJob) -> None:
 
 
 def test_after_the_loss_of_pserver_0_all_restart_from_the_last_save(job: PaddleJob) -> None:
-    job.start_all()
-    job.until_both_train()
+    job.train()
     write_whole(job.output / "pass-00004/done", json.dumps({"passes": 5}))
     write_whole(job.output / "last-save", "pass-00004\n")
     job.kill("server", 0)
     job.start("server", 0)
     job.until_both_train(times=2)
     assert job.trained(0)[1][1:] == job.trained(1)[1][1:] == ["2", "pass-00004"]
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +109,11 @@ def test_the_loss_of_a_pserver_is_not_counted_as_a_failure_of_shards(
 ) -> None:
     dispatcher = Dispatcher(env=env, wait_seconds=60)
     dispatcher.add(["a", "b"], failures=1)
-    job.start_all(**env)
-    job.until_both_train()
+    job.train(**env)
     job.kill("server", 1)
     job.start("server", 1, **env)
     job.until_both_train(times=2)
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
     (dataset,) = (each for each in dispatcher.status()["datasets"] if each["dataset"] == dispatcher.dataset)
     assert (dataset["redispatched"], dataset["failedShards"]) == ({"released": 2}, [])
 
@@ -151,8 +137,7 @@ def test_of_a_run_that_is_over_etcd_keeps_nothing(
         return [each.key for each in keys if name in each.key and not each.lease]
 
     try:
-        job.start_all(**env)
-        job.until_both_train()
+        job.train(**env)
         assert kept(f"{env['BIREME_DISPATCHER_DATASET']}-1")
         job.kill("server", 1)
         job.start("server", 1, **env)
@@ -170,8 +155,7 @@ def test_of_a_run_that_is_over_etcd_keeps_nothing(
 
 
 def test_pserver_0_reports_the_end_to_the_others_even_after_sigterm(job: PaddleJob) -> None:
-    job.start_all()
-    job.until_both_train()
+    job.train()
     keeper, other = job.pods["server", 0], job.pods["server", 1]
     other.send_signal(signal.SIGSTOP)
     job.go.write_text("")
@@ -202,8 +186,7 @@ def test_paddles_launcher_gets_the_addresses_only_as_arguments(job: PaddleJob, t
 def test_one_pod_tells_a_web_hook_how_the_run_has_ended(
     job: PaddleJob, hook: WebHook, ends: str, outcome: str
 ) -> None:
-    job.start_all(**hook.environment())
-    job.until_both_train()
+    job.train(**hook.environment())
     write_whole(job.go, ends)
     assert {job.pods["trainer", index].wait(SECONDS) for index in (0, 1)} == {int(ends or 0)}
     until(lambda: hook.messages, what="the message of the pod that was first")
@@ -212,8 +195,7 @@ def test_one_pod_tells_a_web_hook_how_the_run_has_ended(
 
 
 def test_trainers_that_failed_or_that_an_upgrade_adds_join_the_running_job(job: PaddleJob) -> None:
-    job.start_all()
-    job.until_both_train()
+    job.train()
     job.kill("trainer", 1)
     job.start("trainer", 1)
     job.until(lambda: len(job.trained(1)) == 2, "trainer 1 to train again")
@@ -222,8 +204,7 @@ def test_trainers_that_failed_or_that_an_upgrade_adds_join_the_running_job(job: 
     job.until(lambda: len(job.trained(2)) == 1, "the new trainer to train")
     assert job.trained(2)[0][1] == "3"
     assert len(job.trained(0)) == 1
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
 
 
 @pytest.mark.parametrize(

@@ -91,30 +91,30 @@ def both_train(job: PaddleJob, attempts: int) -> Callable[[], bool]:
     return lambda: all([attempts] == [int(each[0]) for each in job.trained(index)[-1:]] for index in (0, 1))
 
 
-def test_after_the_loss_of_worker_0_all_start_again_together(job: PaddleJob, start: Start) -> None:
-    start(0)
-    start(1)
+def both_start(job: PaddleJob, start: Start, **more: str) -> None:
+    for index in (0, 1):
+        start(index, **more)
     job.until(both_train(job, 1), "both workers to train")
+
+
+def test_after_the_loss_of_worker_0_all_start_again_together(job: PaddleJob, start: Start) -> None:
+    both_start(job, start)
     job.kill("collective", 0)
     start(0)
     job.until(both_train(job, 2), "both workers to train again")
     assert "worker 0" in job.log("collective", 1)
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
     assert (job.output / "done").exists()
 
 
 def test_a_script_that_fails_starts_again_with_all_others(
     job: PaddleJob, start: Start, tmp_path: Path
 ) -> None:
-    start(0)
-    start(1)
-    job.until(both_train(job, 1), "both workers to train")
+    both_start(job, start)
     write_whole(tmp_path / "fail-1", "3")
     job.until(both_train(job, 2), "both workers to train again")
     assert "the script ended with 3" in job.log("collective", 1)
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
 
 
 def test_workers_that_hang_start_again(job: PaddleJob, start: Start, tmp_path: Path) -> None:
@@ -126,16 +126,13 @@ def test_workers_that_hang_start_again(job: PaddleJob, start: Start, tmp_path: P
         lambda: "no worker has printed anything for 5 s" in job.log("collective", 1), "the hang to be seen"
     )
     (tmp_path / "hang").unlink()
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
 
 
 def test_when_the_restarts_of_workers_are_used_up_all_end_with_the_reason(
     job: PaddleJob, start: Start, tmp_path: Path
 ) -> None:
-    for index in (0, 1):
-        start(index, BIREME_MAX_RESTARTS="0")
-    job.until(both_train(job, 1), "both workers to train")
+    both_start(job, start, BIREME_MAX_RESTARTS="0")
     (tmp_path / "fail-0").write_text("1")
     assert job.codes() == {70}
     assert "the process of worker 0 ended, and all 0 restarts are used up" in job.log("collective", 1)
@@ -144,16 +141,13 @@ def test_when_the_restarts_of_workers_are_used_up_all_end_with_the_reason(
 def test_a_worker_that_is_asked_to_go_lets_the_others_wait_for_its_replacement(
     job: PaddleJob, start: Start
 ) -> None:
-    start(0)
-    start(1)
-    job.until(both_train(job, 1), "both workers to train")
+    both_start(job, start)
     pod = job.pods.pop(("collective", 1))
     pod.send_signal(signal.SIGTERM)
     assert pod.wait(120) == 143
     start(1)
     job.until(both_train(job, 2), "both workers to train again")
-    job.go.write_text("")
-    assert job.codes() == {0}
+    assert job.end() == {0}
 
 
 def test_a_clock_that_jumps_makes_no_script_look_hung_or_awake(
