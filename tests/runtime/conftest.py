@@ -14,6 +14,7 @@ import pytest
 from bireme.clusters.api import Api
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
+from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
 from tests.runtime.etcd_servers import EtcdServer, new_cluster
 from tests.runtime.told import Proxy
@@ -34,6 +35,12 @@ def shared_etcd(etcd_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     server = EtcdServer(etcd_binary, tmp_path_factory.mktemp("etcd")).start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def client(shared_etcd: EtcdServer) -> etcd.Client:
+    """A client of that etcd, which stands for other members, or sees what they have written."""
+    return etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
 
 
 @pytest.fixture

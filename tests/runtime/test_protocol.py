@@ -49,11 +49,6 @@ def world(number: int, *bases: str) -> Round:
     return Round(number, tuple(f"{base}.1" for base in bases), 5)
 
 
-def test_the_first_round_waits_for_the_minimum() -> None:
-    decision = rules.decide(view(member("a", 0)), "a.1", 1, SETTINGS, 99)
-    assert decision == Wait("members: there are 1, and 2 is the minimum")
-
-
 def test_there_is_a_last_call_for_newcomers_unless_the_round_is_full() -> None:
     two, three = (member("a", 0), member("b", 1)), (member("a", 0), member("b", 1), member("c", 2))
     assert rules.decide(view(*two), "a.1", 1, SETTINGS, 0.25) == Wait("the last call to end", 0.75)
@@ -98,21 +93,13 @@ def test_a_look_at_ten_thousand_members_takes_no_square_of_that() -> None:
     assert time.monotonic() - began < 60, "a pass takes milliseconds, and its square minutes"
 
 
-def test_only_one_member_proposes() -> None:
+def test_one_member_proposes_or_the_first_of_the_latest_round_since_a_new_one_may_have_to_wait() -> None:
     here = view(member("a", 1), member("b", 0))
     assert rules.decide(here, "b.1", 1, SETTINGS, 9) == Wait("another member to propose the round")
     assert isinstance(rules.decide(here, "a.1", 1, SETTINGS, 9), Propose)
-
-
-def test_the_first_member_of_the_latest_round_may_propose_too_since_a_new_one_may_have_to_wait() -> None:
     here = view(member("a", 0), member("b", 1, 2), member("c", 2, 2), round=world(1, "b", "c"))
     assert isinstance(rules.decide(here, "b.1", 2, SETTINGS, 9), Propose)
     assert rules.decide(here, "c.1", 2, SETTINGS, 9) == Wait("another member to propose the round")
-
-
-def test_no_new_round_is_proposed_while_a_member_still_trains() -> None:
-    here = view(member("a", 0, ready=2), member("b", 1), member("c", 2), round=world(1, "a", "b"))
-    assert rules.decide(here, "a.1", 2, SETTINGS, 9) == Wait("1 members of round 1 to stop, among them b.1")
 
 
 def test_survivors_keep_their_order_and_newcomers_follow_up_to_the_maximum() -> None:
@@ -130,6 +117,8 @@ def test_a_world_has_whole_units_of_members_and_who_is_left_over_waits() -> None
     assert decision == Propose(replace(world(5, "b", "a"), mod_revision=0, token=1))
     alone = view(member("a", 0))
     assert rules.decide(alone, "a.1", 1, settings, 9) == Wait("members: there are 1, and 2 is the minimum")
+    with pytest.raises(ValueError, match="the minimum of 3 is no multiple of 2"):
+        replace(settings, min_nodes=3)
 
 
 def test_neighbours_in_the_network_get_neighbouring_ranks_and_survivors_stay_first() -> None:
@@ -141,11 +130,6 @@ def test_neighbours_in_the_network_get_neighbouring_ranks_and_survivors_stay_fir
     )  # fmt: skip
     decision = rules.decide(here, "a.1", 5, replace(SETTINGS, max_nodes=4), 9)
     assert decision == Propose(replace(world(5, "a", "d", "b", "c"), mod_revision=0, token=1))
-
-
-def test_a_minimum_of_half_a_unit_is_refused() -> None:
-    with pytest.raises(ValueError, match="the minimum of 3 is no multiple of 2"):
-        replace(SETTINGS, min_nodes=3, max_nodes=4, unit=2)
 
 
 def test_after_a_mere_loss_there_is_no_last_call() -> None:
@@ -314,39 +298,6 @@ def test_after_a_member_leaves_the_others_do_not_wait(make: Make) -> None:
     assert [(world.rank, world.size) for world in worlds] == [(0, 2), (1, 2)]
 
 
-def test_a_dead_member_is_lost_when_its_lease_ends(make: Make, shared_etcd: EtcdServer) -> None:
-    a, b = make(0), make(1, **BRIEF)
-    join_all(a, b)
-    # As after a crash: the threads end and the lease is not revoked.
-    b._closing.set()
-    until(a.waiting)
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    assert membership.leases_of(client, b.settings.root, b.identity.base) == ()
-    assert join_all(a)[0].size == 1
-
-
-def test_a_member_whose_processes_failed_calls_the_others_to_a_new_round(make: Make) -> None:
-    a, b = make(0), make(1)
-    join_all(a, b)
-    with ThreadPoolExecutor(1) as pool:
-        again = pool.submit(b.join)
-        until(lambda: a.waiting() == 1)
-        assert a.join().number == again.result().number == 2
-
-
-def test_beyond_the_maximum_a_member_waits_as_a_spare_without_interrupting(make: Make) -> None:
-    a, b, spare = make(0, max_nodes=2), make(1, max_nodes=2), make(2, max_nodes=2)
-    join_all(a, b)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(spare.join)
-        until(lambda: membership.spares_of(a._client, a.settings.root))
-        time.sleep(0.6)
-        assert (a.waiting(), b.waiting(), waiting.done()) == (0, 0, False)
-        b.leave()
-        until(a.waiting)
-        assert (a.join().size, waiting.result().rank) == (2, 1)
-
-
 def test_members_interrupt_a_round_only_when_they_are_a_whole_unit(make: Make) -> None:
     a, b, c, d = (make(slot, min_nodes=2, unit=2) for slot in range(4))
     join_all(a, b)
@@ -388,13 +339,11 @@ def test_a_spare_waits_until_a_worker_is_lost_or_more_are_wanted(make: Make) -> 
 
 
 def test_a_member_whose_proposals_are_all_refused_gives_up_and_says_why(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
+    make: Make, client: etcd.Client, settings: RunSettings
 ) -> None:
-    other = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-
     def disturb() -> int:
         # Between each look at the members and the proposal, somebody writes a key beside theirs.
-        other.put(f"{settings.root}members/somebody", "")
+        client.put(f"{settings.root}members/somebody", "")
         return 0
 
     a = make(0, wanted=disturb, join_timeout=1.5)
@@ -418,7 +367,7 @@ def test_who_waits_while_others_train_waits_as_long_as_they_do(make: Make) -> No
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(spare.join)
         time.sleep(1.6)
-        assert not waiting.done()
+        assert (a.waiting(), waiting.done()) == (0, False), "a spare interrupts nobody"
         # When it looks again, it has two minutes to join the next round.
         spare.settings = replace(spare.settings, join_timeout=120)
         before = looks
@@ -436,7 +385,7 @@ def test_fewer_members_than_the_minimum_time_out_with_the_reason(make: Make) -> 
 
 
 def test_a_cut_off_member_stops_before_the_others_can_miss_it_and_comes_back(
-    make: Make, shared_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    client: etcd.Client, make: Make, shared_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy, now, later = Proxy(shared_etcd.port), fence.now, [0.0]
     monkeypatch.setattr(fence, "now", lambda: now() + later[0])
@@ -449,7 +398,7 @@ def test_a_cut_off_member_stops_before_the_others_can_miss_it_and_comes_back(
     assert not b.board.expired, "there is time to stop before the supervisor kills"
     later[0] = 255
     assert b.board.expired
-    end_leases(etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)), b)
+    end_leases(client, b)
     until(a.waiting)
     assert a.join().size == 1
     proxy.mode = "pass"
@@ -478,21 +427,6 @@ def test_a_short_outage_of_etcd_interrupts_no_member(make: Make, new_etcd: Calla
         assert {world.number for world in join_all(a, b)} == {2} == {joining.result().number}
 
 
-def test_after_etcd_lost_its_data_the_members_agree_on_a_new_round(
-    make: Make, new_etcd: Callable[..., EtcdServer]
-) -> None:
-    server = new_etcd().start()
-    # After the loss they wait until no lease of the lost data can live.
-    a, b = (make(slot, server.endpoint, keep_alive_max_attempt=40) for slot in (0, 1))
-    join_all(a, b)
-    join_all(a, b)
-    server.stop()
-    fresh = new_etcd(port=server.port, peer_port=server.peer_port).start()
-    assert fresh.folder != server.folder
-    until(lambda: a.waiting() and b.waiting())
-    assert [(world.number, world.rank, world.size) for world in join_all(a, b)] == [(3, 0, 2), (3, 1, 2)]
-
-
 def test_no_world_forms_beside_one_that_trains_when_etcd_comes_back_empty(
     make: Make, new_etcd: Callable[..., EtcdServer]
 ) -> None:
@@ -511,12 +445,11 @@ def test_no_world_forms_beside_one_that_trains_when_etcd_comes_back_empty(
 
 
 def test_only_a_mark_ends_a_run_and_the_first_one_is_kept(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
+    make: Make, client: etcd.Client, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
     a.leave()
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     assert membership.outcome_of(client, settings.root) == ""
     membership.end_run(client, settings.root, rules.SUCCESS)
     membership.end_run(client, settings.root, rules.CLOSED)
@@ -536,23 +469,23 @@ def test_rank_zero_publishes_its_store_and_a_broken_round_has_none(make: Make) -
     until(lambda: b.broken(second))
     assert b.store_of(second) is None
     assert not a.publish_store(first, "late")
-
-
-def outcome(server: EtcdServer, settings: RunSettings) -> str:
-    return membership.outcome_of(etcd.Client(etcd.parse_endpoints(server.endpoint)), settings.root)
+    third = b.join()
+    assert b.publish_store(third, "10.0.0.2:5000")
+    assert not b.publish_store(second, "late")
+    assert b.store_of(third) == "10.0.0.2:5000"
 
 
 def test_a_run_succeeds_when_all_members_of_its_round_have_finished(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
+    make: Make, client: etcd.Client, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
     for _ in range(6):
         assert not b.all_finished()
         time.sleep(0.05)
-    assert (a.waiting(), b.waiting(), outcome(shared_etcd, settings)) == (0, 0, "")
+    assert (a.waiting(), b.waiting(), membership.outcome_of(client, settings.root)) == (0, 0, "")
     until(a.all_finished)
-    assert outcome(shared_etcd, settings) == "success"
+    assert membership.outcome_of(client, settings.root) == "success"
     a.leave()
     until(b.all_finished)
     with pytest.raises(membership.RunOver, match="success"):
@@ -560,7 +493,7 @@ def test_a_run_succeeds_when_all_members_of_its_round_have_finished(
 
 
 def test_a_member_that_fails_calls_those_that_have_finished_to_a_new_round(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
+    make: Make, client: etcd.Client, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
@@ -570,20 +503,21 @@ def test_a_member_that_fails_calls_those_that_have_finished_to_a_new_round(
         until(lambda: not a.all_finished() and a.waiting())
         assert (a.join().size, again.result().number) == (2, 2)
     until(lambda: [a.all_finished(), b.all_finished()] == [True, True])
-    assert outcome(shared_etcd, settings) == "success"
+    assert membership.outcome_of(client, settings.root) == "success"
 
 
 def test_a_member_that_is_lost_before_it_has_finished_calls_for_a_new_round(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
+    make: Make, client: etcd.Client, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1, **BRIEF)
     join_all(a, b)
     a.all_finished()
-    # Dead without a word: the threads end and the lease stays.
+    # Dead without a word: the threads end and the lease stays, until its time is over.
     b._closing.set()
     until(a.waiting)
+    assert membership.leases_of(client, settings.root, b.identity.base) == ()
     assert not a.all_finished()
-    assert (a.join().size, outcome(shared_etcd, settings)) == (1, "")
+    assert (a.join().size, membership.outcome_of(client, settings.root)) == (1, "")
 
 
 def test_a_member_that_goes_after_it_has_finished_interrupts_nobody(make: Make) -> None:
@@ -616,7 +550,7 @@ def test_a_member_finishes_while_etcd_is_out_of_reach_and_succeeds_afterwards(
 
 
 def test_a_second_run_of_a_release_waits_says_why_and_goes_on_when_the_first_is_gone(
-    make: Make, shared_etcd: EtcdServer, caplog: pytest.LogCaptureFixture
+    make: Make, client: etcd.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, more = (make(slot, run_id="first", lock="training/imagenet") for slot in (0, 1))
     join_all(first, more)
@@ -635,16 +569,15 @@ def test_a_second_run_of_a_release_waits_says_why_and_goes_on_when_the_first_is_
         second.settings = replace(second.settings, join_timeout=120)
         # Its last member dies without a word, and its lease ends.
         more._closing.set()
-        end_leases(etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)), more)
+        end_leases(client, more)
         assert joining.result(timeout=120).size == 1
     assert caplog.text.count("waiting for run first") == 1
 
 
-@pytest.mark.parametrize(("holds", "comes"), [("a", "b"), ("b", "a"), ("run", "run-2"), ("run-2", "run")])
+@pytest.mark.parametrize(("holds", "comes"), [("run", "run-2"), ("run-2", "run")])
 def test_no_run_takes_the_lock_that_another_holds_whichever_name_is_first(
-    shared_etcd: EtcdServer, settings: RunSettings, holds: str, comes: str
+    client: etcd.Client, settings: RunSettings, holds: str, comes: str
 ) -> None:
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     lease = client.lease_grant(60)
     one, other = (RunLock(client, replace(settings, run_id=run, lock="job")) for run in (holds, comes))
     one.claim("m0", lease)
@@ -670,10 +603,9 @@ def test_of_two_runs_that_start_at_the_same_time_one_trains(make: Make) -> None:
         assert {future.result(timeout=120).size for future in joining} == {2}
 
 
-def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: EtcdServer) -> None:
+def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, client: etcd.Client) -> None:
     join_all(make(0, run_id="first", lock="training/imagenet"))
     second = make(0, run_id="second", lock="training/imagenet")
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(second.join)
         time.sleep(0.3)
@@ -683,9 +615,8 @@ def test_a_waiting_run_that_has_already_succeeded_ends(make: Make, shared_etcd: 
 
 
 def test_foreign_keys_among_the_members_are_ignored(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
+    make: Make, client: etcd.Client, settings: RunSettings
 ) -> None:
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     for name, value in (("text", "hello"), ("number", "5"), ("other", '{"a": 1}'), ("list", "[]")):
         client.put(f"{settings.root}members/{name}", value)
     a, b = make(0), make(1)
@@ -699,11 +630,11 @@ def test_foreign_keys_among_the_members_are_ignored(
 
 
 def test_a_thread_that_ends_unexpectedly_ends_the_member_with_a_sentence(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
+    make: Make, client: etcd.Client, settings: RunSettings
 ) -> None:
     a, b = make(0), make(1)
     join_all(a)
-    etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(f"{settings.root}round", "hello")
+    client.put(f"{settings.root}round", "hello")
     with pytest.raises(
         membership.ThreadEnded, match=r"bireme-follow ended .*the key .*round .*cannot be read"
     ):
@@ -711,21 +642,6 @@ def test_a_thread_that_ends_unexpectedly_ends_the_member_with_a_sentence(
     for ask in (a.join, a.all_finished, b.join):
         with pytest.raises(membership.ThreadEnded):
             ask()
-
-
-def test_the_leases_of_a_member_are_found_by_its_name(
-    make: Make, shared_etcd: EtcdServer, settings: RunSettings
-) -> None:
-    # Threads of what other tests have started may still end.
-    before = threading.active_count()
-    a, b = make(0), make(1)
-    join_all(a, b)
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
-    (lease,) = membership.leases_of(client, settings.root, b.identity.base)
-    client.lease_revoke(lease)
-    until(a.waiting)
-    assert membership.leases_of(client, settings.root, b.identity.base) == ()
-    assert threading.active_count() < before + 30
 
 
 # At the moment of a write ----------------------------------------
@@ -766,9 +682,8 @@ def test_who_registers_while_a_round_is_proposed_is_in_it(make: Make) -> None:
         assert joining[0].result().number == 1
 
 
-def test_a_member_whose_lease_has_ended_proposes_no_round(make: Make, shared_etcd: EtcdServer) -> None:
+def test_a_member_whose_lease_has_ended_proposes_no_round(make: Make, client: etcd.Client) -> None:
     a = make(0, keep_alive_interval=60)
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
 
     def end_lease() -> None:
         (lease,) = membership.leases_of(client, a.settings.root, a.identity.base)
@@ -780,21 +695,17 @@ def test_a_member_whose_lease_has_ended_proposes_no_round(make: Make, shared_etc
     assert rules.round_of(latest.value, 0).members == (f"{a.identity.base}.2",)
 
 
-def test_no_round_is_agreed_when_the_run_has_just_ended(make: Make, shared_etcd: EtcdServer) -> None:
+def test_no_round_is_agreed_when_the_run_has_just_ended(make: Make, client: etcd.Client) -> None:
     a = make(0)
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     before_writing(a, "round", lambda: membership.end_run(client, a.settings.root, rules.SUCCESS))
     with pytest.raises(membership.RunOver, match="success"):
         a.join()
     assert not client.get(a.settings.root + "round")
 
 
-def test_no_success_is_written_when_a_new_round_was_agreed_meanwhile(
-    make: Make, shared_etcd: EtcdServer
-) -> None:
+def test_no_success_is_written_when_a_new_round_was_agreed_meanwhile(make: Make, client: etcd.Client) -> None:
     a = make(0)
     join_all(a)
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     round_2 = Round(2, (), token=2).to_json()
     before_writing(a, "done", lambda: client.put(a.settings.root + "round", round_2))
     until(lambda: a.all_finished() or a.waiting())
@@ -802,14 +713,13 @@ def test_no_success_is_written_when_a_new_round_was_agreed_meanwhile(
 
 
 def test_who_joins_knows_the_latest_round_before_it_says_from_which_on_it_can_be_placed(
-    make: Make, shared_etcd: EtcdServer
+    make: Make, client: etcd.Client
 ) -> None:
     a, late = make(0), make(1)
     assert [a.join().number for _ in range(3)] == [1, 2, 3]
     # Etcd takes its time to tell what there is, and none to grant a lease.
     spans, told = late._client.spans, threading.Event()
     late._client.spans = lambda *asked: (told.wait(1), spans(*asked))[1]  # type: ignore[method-assign]
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     prefix = f"{late.settings.root}members/{late.identity.base}"
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(late.join)
@@ -887,10 +797,10 @@ def test_a_write_of_a_member_that_etcd_carries_out_late_changes_nothing(make: Ma
     assert not txn(*late[0]).succeeded
 
 
-def test_of_two_that_leave_a_round_at_once_the_first_call_stays(make: Make, shared_etcd: EtcdServer) -> None:
+def test_of_two_that_leave_a_round_at_once_the_first_call_stays(make: Make, client: etcd.Client) -> None:
     a, b = make(0), make(1)
     join_all(a, b)
-    client, key = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)), a.settings.root + "call"
+    key = a.settings.root + "call"
     said = json.dumps({"round": 1, "leaver": f"{a.identity.base}.1", "cut": True})
     before_writing(b, "call", lambda: client.put(key, said))
     with ThreadPoolExecutor(1) as pool:
@@ -901,23 +811,12 @@ def test_of_two_that_leave_a_round_at_once_the_first_call_stays(make: Make, shar
     assert [each.value for each in client.range(key).keys] == [said]
 
 
-def test_how_a_run_has_ended_is_not_written_again_by_who_finishes(
-    make: Make, shared_etcd: EtcdServer
-) -> None:
+def test_how_a_run_has_ended_is_not_written_again_by_who_finishes(make: Make, client: etcd.Client) -> None:
     a = make(0)
     join_all(a)
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     before_writing(a, "done", lambda: membership.end_run(client, a.settings.root, rules.CLOSED))
     until(lambda: a.all_finished() or a.outcome)
     assert membership.outcome_of(client, a.settings.root) == rules.CLOSED
-
-
-def test_the_first_member_of_an_older_round_publishes_no_store(make: Make) -> None:
-    a = make(0)
-    older, newer = a.join(), a.join()
-    assert a.publish_store(newer, "store of 2")
-    assert not a.publish_store(older, "store of 1")
-    assert a.store_of(newer) == "store of 2"
 
 
 def test_five_live_agents_and_a_spare_that_joins_while_a_round_closes_make_one_world_of_four(
