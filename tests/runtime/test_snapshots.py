@@ -6,16 +6,13 @@ import contextlib
 import json
 import os
 import queue
-import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -511,105 +508,3 @@ def _has_ended(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-# The rules of keeping, with the real files and a clock that seeds choose ------------------
-
-
-class Member:
-    """One worker that makes snapshots, step by step, as Rank and its keeper do."""
-
-    def __init__(self, folder: Path, rank: int, world: int, token: int, ends: dict[int, int]) -> None:
-        made = max(ends.items(), default=None)
-        env = {"BIREME_SNAPSHOTS": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world)}
-        self.folder = Folder(folder)
-        keepers = [plan.Keeper("", 0, "")] * world
-        agreed = plan.Plan(token, rank, made, 0, {}, keepers, [1], ends=ends)
-        agreed.settle(self.folder)
-        self.token, self.rank = token, Rank({**env, fence.TOKEN: str(token)})
-        # What it does next, the step that it is in, and parts without copies.
-        self.next, self.step, self.uncopied = "begin", made[1] + 1 if made else 1, list[Part]()
-        self._open = ExitStack()
-        if made:
-            # What it goes on from, which a new pod gets from another one.
-            self.uncopied = [Part(*made, world, rank)]
-            with self.folder.writing(1) as buffer:
-                buffer.commit(self.uncopied[0])
-
-    def may(self, others: list[Member]) -> bool:
-        """Whether it can go on: a step begins for all together, when all have the copies of those before."""
-        if self.next == "begin":
-            late = (part for each in others for part in each.uncopied if part.made < (self.token, self.step))
-            return all(each.step >= self.step for each in others) and not any(late)
-        return True
-
-    def go(self) -> None:
-        if self.next == "begin":
-            self._open.enter_context(self.rank.writing(self.step, self.rank.world, self.rank.rank, 1))
-            self.next = "commit"
-        else:
-            self._open.close()
-            self.uncopied.append(Part(self.rank.plan.token, self.step, self.rank.world, self.rank.rank))
-            self.next, self.step = "begin", self.step + 1
-
-    def copy_to(self, other: Member, torn: bool) -> None:
-        part = self.uncopied[0]
-        with other.folder.writing(1) as buffer:
-            if not torn:
-                buffer.commit(part)
-                self.folder.tell(part, copies=1)
-                self.uncopied.pop()
-
-    def die(self) -> None:
-        """The process ends at once; what it writes has no name."""
-        stack = self._open.pop_all()
-        with pytest.raises(KeyboardInterrupt), stack:
-            raise KeyboardInterrupt
-
-
-def simulate(seed: int, folder: Path) -> None:
-    """Kill pods and processes at any moment, one at a time: at most one step is lost each time."""
-    choose, world = random.Random(seed), random.Random(seed).randint(2, 4)
-    folders = [folder / f"{rank}" for rank in range(world)]
-    ends: dict[int, int] = {}
-    for token in range(1, 6):
-        members = [Member(each, rank, world, token, ends) for rank, each in enumerate(folders)]
-        for _ in range(choose.randint(0 if ends else 4, 40)):
-            one = choose.randrange(world)
-            if members[one].uncopied and choose.random() < 0.5:
-                members[one].copy_to(members[(one + 1) % world], torn=choose.random() < 0.2)
-            elif members[one].may(members):
-                members[one].go()
-        ended = max(each.step for each in members) - 1
-        for each in members:
-            each.die()
-        # A second loss counts as another one only when the first one's copies are made again.
-        healed = not any(part.token < token for each in members for part in each.uncopied)
-        lost = choose.choice([None, *range(world)]) if healed else None
-        if lost is not None:
-            folders[lost] = folder / f"{token}-{lost}"
-        held = {rank: list(Folder(each).parts()) for rank, each in enumerate(folders)}
-        found, _, _ = plan.newest(held, plan.Plan(token, ends=ends))
-        assert (found[1] if found else 0) >= ended - 1, f"seed {seed}: round {token} ended at {ended}: {held}"
-        ends = {each: ends[each] for each in ends if found and each < found[0]} | dict(
-            [found] if found else []
-        )
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr("bireme_runtime.elastic.snapshots._ROUNDED", 1)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-
-
-def test_whatever_is_lost_at_whatever_moment_one_step_is_made_again(memory: Path) -> None:
-    for seed in range(20):
-        simulate(seed, memory / f"{seed}")
-
-
-@pytest.mark.whole
-def test_the_same_for_2000_seeds(memory: Path) -> None:
-    for seed in range(2000):
-        simulate(seed, memory / f"{seed}")
-        shutil.rmtree(memory / f"{seed}")
