@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from bireme_runtime.elastic.monitor import failures, hang
 from bireme_runtime.elastic.monitor.why import Cause, RankState, explain, slowest
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, free_port
-from tests.runtime.workers import Start, Worker
+from tests.runtime.workers import Start
 from tests.support import waiting
 
 # Ranks that wait for each other in files; the last one hangs in its second step, on the first start only.
@@ -46,26 +46,6 @@ for step in range(1, 5):
     if rank == 0:
         print(f'step {step}', flush=True)
 """
-
-
-def test_the_slowest_rank_is_named_and_the_processes_start_again(
-    start: Start, on_etcd: dict[str, str]
-) -> None:
-    env = {
-        **on_etcd, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "9",
-        "BIREME_HANG_SECONDS": "5", "BIREME_FIRST_STEP_SECONDS": "120",
-    }  # fmt: skip
-    workers = [
-        start(HANGS, **env, JOB_COMPLETION_INDEX=index, BIREME_NODE=f"node-{index}") for index in ("0", "1")
-    ]
-    assert [worker.end(180) for worker in workers] == [0, 0]
-    words = [worker.words for worker in workers]
-    slow = next(index for index, text in enumerate(words) if "the stacks of rank 3" in text)
-    failed = next(line for line in "".join(words).splitlines() if "failed in round 1" in line)
-    assert f"rank 3 on node-{slow} failed in round 1" in failed
-    assert f"all wait for rank 3 on node-{slow} in load_batch (train.py:" in failed
-    assert "in all_reduce" in words[1 - slow]
-    assert "in load_batch" in words[slow]
 
 
 # A stand-in for the Flight Recorder of torch 2.14, which is not installed here.
@@ -94,40 +74,49 @@ def wait_for_all(step):""",
 TORN = RECORDS.replace("pickle.dumps({'entries': made})", "pickle.dumps({'entries': made})[:-9]")
 
 
-def hanging(start: Start, on_etcd: dict[str, str], script: str) -> tuple[Callable[[], Cause], Worker]:
-    """Two workers of two ranks, of which the last hangs: how to ask them why, and one of them."""
-    ports = {"0": str(free_port()), "1": str(free_port())}
-    env = {**on_etcd, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "2"}
+def test_the_slowest_rank_is_named_and_the_processes_start_again(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    env = {
+        **on_etcd, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "9",
+        "BIREME_HANG_SECONDS": "5", "BIREME_FIRST_STEP_SECONDS": "120",
+    }  # fmt: skip
     workers = [
-        start(
-            script, **env, JOB_COMPLETION_INDEX=index, BIREME_NODE=f"node-{index}", BIREME_METRICS_PORT=port
-        )
-        for index, port in ports.items()
+        start(script, **env, JOB_COMPLETION_INDEX=str(index), BIREME_NODE=f"node-{index}")
+        for index, script in enumerate((HANGS, TORN))
     ]
-
-    def asked() -> Cause:
-        states = []
-        for port in ports.values():
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/ranks", timeout=60) as answer:
-                    states += [RankState(**each) for each in json.load(answer)["ranks"]]
-            except OSError:
-                # The worker does not listen yet.
-                continue
-        return explain(states)
-
-    return asked, workers[0]
+    assert [worker.end(180) for worker in workers] == [0, 0]
+    words = [worker.words for worker in workers]
+    slow = next(index for index, text in enumerate(words) if "the stacks of rank 3" in text)
+    failed = next(line for line in "".join(words).splitlines() if "failed in round 1" in line)
+    assert f"rank 3 on node-{slow} failed in round 1" in failed
+    assert f"all wait for rank 3 on node-{slow} in load_batch (train.py:" in failed
+    assert "in all_reduce" in words[1 - slow]
+    assert "in load_batch" in words[slow]
+    assert "has recorded no collectives: it is no dump of torch's Flight Recorder" in words[1]
 
 
 def test_workers_tell_on_request_which_collective_a_rank_has_not_entered(
     start: Start, on_etcd: dict[str, str]
 ) -> None:
-    asked, worker = hanging(start, on_etcd, RECORDS)
+    env = {**on_etcd, "PET_NNODES": "2:2", "PET_NPROC_PER_NODE": "2"}
+    ports = [free_port(), free_port()]
+    for index, port in enumerate(ports):
+        place = {"JOB_COMPLETION_INDEX": str(index), "BIREME_NODE": f"node-{index}"}
+        worker = start(RECORDS, **env, **place, BIREME_METRICS_PORT=str(port))
     found: list[Cause] = []
 
     def is_seen() -> bool:
+        states = []
+        for port in ports:
+            # A worker may not listen yet.
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/ranks", timeout=60) as answer,
+            ):
+                states += [RankState(**each) for each in json.load(answer)["ranks"]]
+        found[:] = [explain(states)]
         # Before that, others may be late.
-        found[:] = [asked()]
         return found[0].certain and found[0].ranks == (3,) and "all_reduce 2 of" in found[0].sentence
 
     waiting.until(is_seen, what=lambda: worker.words)
@@ -136,15 +125,6 @@ def test_workers_tell_on_request_which_collective_a_rank_has_not_entered(
     assert "has not entered all_reduce 2 of the default group" in cause.sentence
     assert "where ranks 0, 1, 2 wait: rank 3 on node-" in cause.sentence
     assert "is in load_batch (train.py:" in cause.sentence
-
-
-def test_what_a_rank_has_recorded_and_cannot_be_read_leaves_its_stack(
-    start: Start, on_etcd: dict[str, str]
-) -> None:
-    asked, worker = hanging(start, on_etcd, TORN)
-    words = r"all wait for rank 3 on node-.* in load_batch \(train.py:"
-    waiting.until(lambda: re.search(words, asked().sentence), what=lambda: worker.words)
-    assert "has recorded no collectives: it is no dump of torch's Flight Recorder" in worker.words
 
 
 RECORDER = """
@@ -240,10 +220,6 @@ def test_after_a_learnt_time_processes_start_again_where_that_is_asked_for(
                 assert process.poll() is None
         finally:
             process.kill()
-
-
-def test_a_worker_that_has_seen_no_step_does_not_judge() -> None:
-    assert hang.overdue(progress.Progress(clock=lambda: 0.0), 10, 20, 5000) == 0
 
 
 def stand(rank: int, frames: str, step: int | None = None) -> RankState:
