@@ -16,8 +16,8 @@ from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import children
-from tests.runtime.etcd_servers import EtcdServer, new_cluster
-from tests.runtime.told import Proxy
+from tests.runtime.etcd_servers import EtcdServer, Proxy, new_cluster
+from tests.runtime.told import Told, ToPods
 from tests.runtime.web_hook import WebHook
 from tests.runtime.workers import MAIN, Start, Worker
 from tests.support.api_server import serving
@@ -41,6 +41,15 @@ def shared_etcd(etcd_binary: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def client(shared_etcd: EtcdServer) -> etcd.Client:
     """A client of that etcd, which stands for other members, or sees what they have written."""
     return etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+
+
+@pytest.fixture
+def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
+    """A way to that etcd, which a test may disturb."""
+    proxy = Proxy(shared_etcd.port)
+    yield proxy
+    proxy.mode = "refuse"
+    proxy.close()
 
 
 @pytest.fixture
@@ -85,9 +94,10 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[Api]:
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Proxy), tmp_path) as kubeconfig:
-        yield Api(kubeconfig)
+def told(tmp_path: Path) -> Iterator[Told]:
+    """What a worker with the variables of this tells of its run."""
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), ToPods), tmp_path) as kubeconfig:
+        yield Told(Api(kubeconfig))
 
 
 @pytest.fixture

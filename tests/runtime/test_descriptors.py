@@ -11,7 +11,6 @@ import pytest
 
 from bireme_runtime.elastic.agent import report
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import EtcdServer
 
 MANY = 1100
 
@@ -28,8 +27,7 @@ def many_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_files")
-def test_etcd_is_asked_and_watched_beyond_the_thousandth_file(shared_etcd: EtcdServer, prefix: str) -> None:
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
+def test_etcd_is_asked_and_watched_beyond_the_thousandth_file(client: etcd.Client, prefix: str) -> None:
     client.put(prefix + "key", "one")
     # Over the connection that was kept.
     found = client.get(prefix + "key")

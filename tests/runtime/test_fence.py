@@ -16,18 +16,10 @@ import pytest
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy
+from tests.runtime.etcd_servers import RUNTIME, Proxy
 from tests.support import waiting
 
 Member = Callable[[], tuple[membership.Rendezvous, dict[str, str]]]
-
-
-@pytest.fixture
-def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
-    proxy = Proxy(shared_etcd.port)
-    yield proxy
-    proxy.mode = "refuse"
-    proxy.close()
 
 
 @pytest.fixture
@@ -51,35 +43,21 @@ def member(proxy: Proxy, prefix: str) -> Iterator[Member]:
         each.leave()
 
 
-def test_a_member_of_the_newest_round_may_commit_and_knows_its_token(member: Member) -> None:
-    _, env = member()
-    assert (env["BIREME_RUN"], env["BIREME_ROUND"]) == ("a-run", "1")
-    fence.check(env)
-
-
 def test_outside_a_round_there_is_no_fence() -> None:
     fence.check({})
 
 
-def test_a_process_of_an_older_round_may_not_commit(member: Member, shared_etcd: EtcdServer) -> None:
-    _, env = member()
-    round_2 = rules.Round(2, ()).to_json()
-    etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(env["BIREME_ROUND_KEY"], round_2)
-    with pytest.raises(fence.Fenced, match="round 1 of this process is over: the newest is 2"):
-        fence.check(env)
-
-
 def test_below_a_launcher_that_drops_torchruns_variables_etcd_is_asked_all_the_same(
-    member: Member, shared_etcd: EtcdServer
+    member: Member, client: etcd.Client
 ) -> None:
     _, env = member()
     below = {**env, **fence.kept(env)}
     del below["PET_RDZV_ENDPOINT"]
     fence.check(below)
-    round_2 = rules.Round(2, ()).to_json()
-    etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).put(env["BIREME_ROUND_KEY"], round_2)
-    with pytest.raises(fence.Fenced, match="the newest is 2"):
-        fence.check(below)
+    client.put(env["BIREME_ROUND_KEY"], rules.Round(2, ()).to_json())
+    for each in (env, below):
+        with pytest.raises(fence.Fenced, match="round 1 of this process is over: the newest is 2"):
+            fence.check(each)
 
 
 def test_a_process_that_does_not_know_where_etcd_is_may_not_commit(member: Member) -> None:
@@ -89,9 +67,8 @@ def test_a_process_that_does_not_know_where_etcd_is_may_not_commit(member: Membe
         fence.check(env)
 
 
-def test_an_etcd_that_has_lost_the_round_lets_nobody_commit(member: Member, shared_etcd: EtcdServer) -> None:
+def test_an_etcd_that_has_lost_the_round_lets_nobody_commit(member: Member, client: etcd.Client) -> None:
     _, env = member()
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     client.txn([], [etcd.delete_op(env["BIREME_ROUND_KEY"])])
     with pytest.raises(fence.Fenced, match="the newest is 0"):
         fence.check(env)
@@ -107,9 +84,8 @@ def test_a_process_that_outlives_its_round_in_its_agent_may_not_commit(member: M
         fence.check({**env, **token})
 
 
-def test_a_member_whose_lease_is_gone_may_not_commit(member: Member, shared_etcd: EtcdServer) -> None:
+def test_a_member_whose_lease_is_gone_may_not_commit(member: Member, client: etcd.Client) -> None:
     agent, env = member()
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     (lease,) = membership.leases_of(client, agent.settings.root, agent.identity.base)
     client.lease_revoke(lease)
     waiting.until(agent.waiting, every=0.01)
@@ -153,6 +129,7 @@ def test_a_silent_dns_holds_a_check_up_no_longer_than_a_silent_etcd(
 
 def test_another_process_checks_with_one_command_and_gets_one_sentence(member: Member) -> None:
     agent, env = member()
+    assert (env["BIREME_RUN"], env["BIREME_ROUND"]) == ("a-run", "1")
 
     def command() -> tuple[int, str]:
         environ = {**os.environ, **env, "PYTHONPATH": str(RUNTIME)}

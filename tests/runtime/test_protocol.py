@@ -385,9 +385,9 @@ def test_fewer_members_than_the_minimum_time_out_with_the_reason(make: Make) -> 
 
 
 def test_a_cut_off_member_stops_before_the_others_can_miss_it_and_comes_back(
-    client: etcd.Client, make: Make, shared_etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+    client: etcd.Client, make: Make, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    proxy, now, later = Proxy(shared_etcd.port), fence.now, [0.0]
+    now, later = fence.now, [0.0]
     monkeypatch.setattr(fence, "now", lambda: now() + later[0])
     a, b = (make(*place, keep_alive_max_attempt=1000) for place in ((0,), (1, proxy.endpoint)))
     join_all(a, b)
@@ -408,7 +408,6 @@ def test_a_cut_off_member_stops_before_the_others_can_miss_it_and_comes_back(
         until(a.waiting)
         assert (a.join().rank, back.result().rank) == (0, 1)
     assert not b.board.expired
-    proxy.close()
 
 
 def test_a_short_outage_of_etcd_interrupts_no_member(make: Make, new_etcd: Callable[..., EtcdServer]) -> None:
@@ -536,9 +535,8 @@ def test_a_member_that_goes_after_it_has_finished_interrupts_nobody(make: Make) 
 
 
 def test_a_member_finishes_while_etcd_is_out_of_reach_and_succeeds_afterwards(
-    make: Make, shared_etcd: EtcdServer
+    make: Make, proxy: Proxy
 ) -> None:
-    proxy = Proxy(shared_etcd.port)
     a, b = make(0), make(1, proxy.endpoint)
     join_all(a, b)
     proxy.mode = "refuse"
@@ -546,7 +544,6 @@ def test_a_member_finishes_while_etcd_is_out_of_reach_and_succeeds_afterwards(
     assert not b.all_finished()
     proxy.mode = "pass"
     until(lambda: [a.all_finished(), b.all_finished()] == [True, True])
-    proxy.close()
 
 
 def test_a_second_run_of_a_release_waits_says_why_and_goes_on_when_the_first_is_gone(

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import socket
 import threading
-import time
-import urllib.request
-from collections.abc import Callable
 from http.server import ThreadingHTTPServer
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from bireme.cli.views import worker_status_view
-from bireme.clusters.api import Api
-from bireme.live.pod_http import through_the_api
-from bireme.live.worker_status import WorkerStatus, worker_answers
+from bireme.live.worker_status import WorkerStatus
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.monitor import failures
 from bireme_runtime.elastic.monitor import status as monitor
-from tests.runtime.etcd_servers import free_port
-from tests.runtime.told import Proxy, elastic_job, ready_pod
-from tests.runtime.workers import KNOWN, Start, Worker
+from tests.runtime.told import Told, ToPods
+from tests.runtime.workers import KNOWN, Start
 from tests.support import waiting
 
 FAILS_TWICE = (
@@ -44,30 +38,11 @@ time.sleep(600)
 )
 
 
-def told(api: Api, port: int) -> WorkerStatus | None:
-    """What `bireme status` reads of a job with one worker."""
-    ask, job = through_the_api(api, 5), elastic_job(port)
-    found = worker_answers(ask, "default", [job], [ready_pod()], "v1/status")
-    return next((WorkerStatus.of(name, answer) for name, answer in found.items()), None)
-
-
-def until(api: Api, port: int, worker: Worker, true: Callable[[WorkerStatus], Any]) -> WorkerStatus:
-    deadline = time.monotonic() + 120
-    while True:
-        found = told(api, port)
-        if found and true(found):
-            return found
-        assert time.monotonic() < deadline, f"{found}\n{worker.words}"
-        time.sleep(0.1)
-
-
 def test_status_and_metrics_tell_who_failed_first_and_what_was_lost(
-    start: Start, on_etcd: dict[str, str], api: Api
+    start: Start, on_etcd: dict[str, str], told: Told
 ) -> None:
-    port = free_port()
-    worker = start(FAILS_TWICE, **on_etcd, PET_MAX_RESTARTS="9", BIREME_NODE="node-a",
-                   BIREME_METRICS_PORT=str(port))  # fmt: skip
-    found = until(api, port, worker, lambda found: found.step == 12 and len(found.failures) == 2)
+    start(FAILS_TWICE, **on_etcd, PET_MAX_RESTARTS="9", BIREME_NODE="node-a", **told.env)
+    found = told.status(lambda found: found.step == 12 and len(found.failures) == 2)
     assert found.round == 3
     assert found.world == 1
     assert found.restarts == {"failure": 2}
@@ -83,33 +58,11 @@ def test_status_and_metrics_tell_who_failed_first_and_what_was_lost(
     printed = console.file.getvalue()  # type: ignore[attr-defined]
     assert "round 3, 1 workers, step 12" in printed
     assert "first failures by node: node-a 2" in printed
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
+    lines = told.get("metrics").splitlines()
     assert 'bireme_restarts_total{cause="failure"} 2.0' in lines
     assert "bireme_step 12" in lines
     assert "bireme_lost_steps_total 5" in lines
     assert all(line.startswith(("# HELP bireme_", "# TYPE bireme_", "bireme_")) for line in lines)
-
-
-def test_a_worker_tells_the_throughput_that_its_script_prints(start: Start, on_etcd: dict[str, str]) -> None:
-    port = free_port()
-    script = """
-pathlib.Path('trains').write_text('x')
-while True:
-    for step in range(3):
-        print(f'step {step}, samples_per_second: {643 + step}', flush=True)
-    time.sleep(0.5)
-"""
-    worker = start(script, **on_etcd, BIREME_METRICS_PORT=str(port))
-    worker.file("trains")
-
-    def told() -> float:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/status") as answer:
-            return float(json.load(answer)["samplesPerSecond"])
-
-    waiting.until(lambda: told() == 644, what=worker.errors.read_text)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        assert "bireme_samples_per_second 644.0" in answer.read().decode().splitlines()
 
 
 def test_a_worker_tells_of_its_checkpoint_while_etcd_is_silent() -> None:
@@ -131,31 +84,28 @@ def test_a_worker_tells_of_its_checkpoint_while_etcd_is_silent() -> None:
     waiting.until(lambda: status.status()["waits"] == "nobody")
 
 
-def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, str], api: Api) -> None:
+def test_a_second_run_tells_for_which_it_waits(start: Start, on_etcd: dict[str, str], told: Told) -> None:
     # The first run waits as long as a lease lives, too.
     on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=10"
     first = start("pathlib.Path('trains').write_text('x'); time.sleep(600)", **on_etcd, BIREME_LOCK="ns/job")
     first.file("trains")
-    port = free_port()
-    second = start("", **{**on_etcd, "PET_RDZV_ID": "run-2"}, BIREME_LOCK="ns/job",
-                   BIREME_METRICS_PORT=str(port))  # fmt: skip
+    start("", **{**on_etcd, "PET_RDZV_ID": "run-2"}, BIREME_LOCK="ns/job", **told.env)
     words = "run run to end: it trains with 1 workers"
-    until(api, port, second, lambda found: found.waits == words)
+    told.status(lambda found: found.waits == words)
 
 
 def test_a_worker_that_is_left_over_is_named_as_a_spare(
-    start: Start, on_etcd: dict[str, str], api: Api
+    start: Start, on_etcd: dict[str, str], told: Told
 ) -> None:
-    port = free_port()
     units = {**on_etcd, "PET_NNODES": "2:8", "BIREME_WORKERS_PER_UNIT": "2"}
     trains = "pathlib.Path('trains').write_text('x'); time.sleep(600)"
-    first = start(trains, **units, JOB_COMPLETION_INDEX="0", BIREME_METRICS_PORT=str(port))
+    first = start(trains, **units, JOB_COMPLETION_INDEX="0", **told.env)
     second = start(trains, **units, JOB_COMPLETION_INDEX="1")
     first.file("trains")
     second.file("trains")
-    assert not until(api, port, first, lambda found: found.world == 2).spares
+    assert not told.status(lambda found: found.world == 2).spares
     start(trains, **units, JOB_COMPLETION_INDEX="2")
-    found = until(api, port, first, lambda found: found.spares)
+    found = told.status(lambda found: found.spares)
     assert found.spares == (socket.gethostname(),)
     console = Console(file=io.StringIO(), width=200)
     console.print(worker_status_view(found, unit=2))
@@ -165,7 +115,7 @@ def test_a_worker_that_is_left_over_is_named_as_a_spare(
 
 
 def test_a_port_that_is_taken_costs_only_the_metrics(start: Start, on_etcd: dict[str, str]) -> None:
-    server = ThreadingHTTPServer(("", 0), Proxy)
+    server = ThreadingHTTPServer(("", 0), ToPods)
     worker = start("", **on_etcd, BIREME_METRICS_PORT=str(server.server_port))
     assert worker.end() == 0
     assert f"no metrics at port {server.server_port}" in worker.words
@@ -218,34 +168,37 @@ def test_goodput_falls_with_what_restarts_cost_and_while_no_step_is_new() -> Non
     assert seen.goodput == pytest.approx(14 / 50)
 
 
-def test_the_step_of_each_rank_is_in_the_metrics(start: Start, on_etcd: dict[str, str]) -> None:
-    port = free_port()
+def test_the_step_of_each_rank_and_the_printed_throughput_are_in_the_metrics(
+    start: Start, on_etcd: dict[str, str], told: Told
+) -> None:
     script = """
 from bireme_runtime.elastic import progress
 last = 7 if os.environ['RANK'] == '1' else 11
 while True:
+    for step in range(3 if last == 11 else 0):
+        print(f'samples_per_second: {643 + step}', flush=True)
     progress.step(last)
     with progress.saving():
-        pathlib.Path('told-' + os.environ['RANK']).write_text('x')
-        time.sleep(5)
+        time.sleep(2)
 """
-    worker = start(script, **on_etcd, PET_NPROC_PER_NODE="2", BIREME_METRICS_PORT=str(port))
-    for rank in ("0", "1"):
-        worker.file(f"told-{rank}")
+    worker = start(script, **on_etcd, PET_NPROC_PER_NODE="2", **told.env)
     lines = (
         'bireme_rank_step{rank="0"} 11.0',
         'bireme_rank_step{rank="1"} 7.0',
         'bireme_rank_step_age_seconds{rank="1"}',
         'bireme_events_total{event="nan"} 0.0',
         "bireme_saving 1",
+        "bireme_samples_per_second 644.0",
     )
 
     def are_told() -> bool:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-            metrics = answer.read().decode()
-        return all(line in metrics for line in lines)
+        with contextlib.suppress(OSError):
+            metrics = told.get("metrics")
+            return all(line in metrics for line in lines)
+        return False
 
     waiting.until(are_told, what=worker.errors.read_text)
+    assert json.loads(told.get("v1/status"))["samplesPerSecond"] == 644
 
 
 def test_a_script_that_tells_its_total_gets_an_estimated_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from bireme.clusters.api import Api
-from bireme.live.pod_http import through_the_api
-from bireme.live.timeline import Timeline
-from bireme.live.worker_status import worker_answers
+import pytest
+
 from bireme_runtime.elastic.monitor import failures, history
 from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.etcd import client as etcd
-from tests.runtime.etcd_servers import EtcdServer, free_port
-from tests.runtime.told import elastic_job, ready_pod
+from tests.runtime.told import Told
 from tests.runtime.workers import KNOWN, Start
 
 # Rank 0 prints steps, from its checkpoint on; the file `fail` makes the process of that worker fail once. A
@@ -42,39 +37,19 @@ while not (folder.parent / 'end').exists():
 )
 
 
-def read(api: Api, port: int) -> Timeline | None:
-    ask, job = through_the_api(api, 5), elastic_job(port)
-    found = worker_answers(ask, "default", [job], [ready_pod()], "v1/timeline")
-    return next((Timeline.of(name, answer) for name, answer in found.items()), None)
-
-
-def until(api: Api, port: int, true: Callable[[Timeline], bool]) -> Timeline:
-    deadline = time.monotonic() + 120
-    while True:
-        found = read(api, port)
-        if found and found.worlds and true(found):
-            return found
-        assert time.monotonic() < deadline, found
-        time.sleep(0.2)
-
-
 def test_a_run_tells_its_worlds_with_workers_nodes_causes_and_steps(
-    start: Start,
-    on_etcd: dict[str, str],
-    api: Api,
-    tmp_path: Path,
+    start: Start, on_etcd: dict[str, str], told: Told, tmp_path: Path
 ) -> None:
-    port = free_port()
     env = {**on_etcd, "PET_MAX_RESTARTS": "9"}
-    first = start(STEPS, **env, JOB_COMPLETION_INDEX="0", BIREME_NODE="node-a", BIREME_METRICS_PORT=str(port))
-    until(api, port, lambda run: len(run.worlds[-1].steps) > 0)
+    first = start(STEPS, **env, JOB_COMPLETION_INDEX="0", BIREME_NODE="node-a", **told.env)
+    told.timeline(lambda run: len(run.worlds[-1].steps) > 0)
     second = start(STEPS, **env, JOB_COMPLETION_INDEX="1", BIREME_NODE="node-b")
-    until(api, port, lambda run: len(run.worlds[-1].seats) == 2 and len(run.worlds[-1].steps) > 0)
+    told.timeline(lambda run: len(run.worlds[-1].seats) == 2 and len(run.worlds[-1].steps) > 0)
     (second.folder / "fail").touch()
-    until(api, port, lambda run: "failed in round" in run.worlds[-1].why and len(run.worlds[-1].steps) > 0)
+    told.timeline(lambda run: "failed in round" in run.worlds[-1].why and len(run.worlds[-1].steps) > 0)
     second.process.send_signal(signal.SIGTERM)
     second.end()
-    run = until(api, port, lambda run: len(run.worlds[-1].seats) == 1 and len(run.worlds[-1].steps) > 1)
+    run = told.timeline(lambda run: len(run.worlds[-1].seats) == 1 and len(run.worlds[-1].steps) > 1)
     began, joined, failed, lost = (next(each for each in run.worlds if words in each.why) for words in (
         "the run began", "worker 1 joined", "ValueError: the shape is wrong", "worker 1 was lost",
     ))  # fmt: skip
@@ -94,13 +69,9 @@ def test_a_run_tells_its_worlds_with_workers_nodes_causes_and_steps(
 
 
 def test_the_first_step_of_a_replaced_worker_tells_what_was_lost(
-    start: Start,
-    on_etcd: dict[str, str],
-    api: Api,
-    tmp_path: Path,
+    start: Start, on_etcd: dict[str, str], told: Told
 ) -> None:
-    port = free_port()
-    env = {**on_etcd, "BIREME_METRICS_PORT": str(port), "JOB_COMPLETION_INDEX": "0"}
+    env = {**on_etcd, **told.env, "JOB_COMPLETION_INDEX": "0"}
     counts = (
         KNOWN
         + """
@@ -110,19 +81,20 @@ for step in range(FIRST, 6000):
 """
     )
     killed = start(counts.replace("FIRST", "1"), **env, BIREME_NODE="node-a")
-    until(api, port, lambda run: run.worlds[-1].steps[-1:] != () and run.worlds[-1].steps[-1][1] > 40)
+    told.timeline(lambda run: run.worlds[-1].steps[-1:] != () and run.worlds[-1].steps[-1][1] > 40)
     killed.process.send_signal(signal.SIGTERM)
     killed.end()
     start(counts.replace("FIRST", "30"), **env, BIREME_NODE="node-b")
-    run = until(api, port, lambda run: len(run.worlds) == 2 and run.worlds[1].steps != ())
+    run = told.timeline(lambda run: len(run.worlds) == 2 and run.worlds[1].steps != ())
     assert run.worlds[1].why == "worker 0 moved to another node"
     assert run.worlds[1].steps[0][1] == 30
     assert run.worlds[1].lost_steps >= 11
 
 
-def past(server: EtcdServer, prefix: str) -> tuple[etcd.Client, history.History]:
-    client = etcd.Client(etcd.parse_endpoints(server.endpoint))
-    return client, history.History(client, prefix, "run", failures.EtcdLedger(client, prefix, "run"))
+@pytest.fixture
+def kept(client: etcd.Client, prefix: str) -> history.History:
+    """What a run keeps of its past."""
+    return history.History(client, prefix, "run", failures.EtcdLedger(client, prefix, "run"))
 
 
 def put_round(client: etcd.Client, prefix: str, number: int, size: int) -> None:
@@ -131,9 +103,8 @@ def put_round(client: etcd.Client, prefix: str, number: int, size: int) -> None:
 
 
 def test_old_worlds_are_forgotten_and_fewer_are_kept_of_large_ones(
-    shared_etcd: EtcdServer, prefix: str
+    client: etcd.Client, kept: history.History, prefix: str
 ) -> None:
-    client, kept = past(shared_etcd, prefix)
     for number in range(1, 206):
         put_round(client, prefix, number, 2)
         kept.world(number, "", {})
@@ -149,9 +120,8 @@ def test_old_worlds_are_forgotten_and_fewer_are_kept_of_large_ones(
 
 
 def test_a_long_world_keeps_its_first_and_last_steps_and_some_between(
-    shared_etcd: EtcdServer, prefix: str
+    client: etcd.Client, kept: history.History, prefix: str
 ) -> None:
-    client, kept = past(shared_etcd, prefix)
     put_round(client, prefix, 1, 1)
     kept.world(1, "", {})
     for second in range(600):
