@@ -8,18 +8,20 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.agent import supervisor
 from bireme_runtime.elastic.agent.supervisor import AgentSettings, EtcdBackend
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import Stop
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, Proxy, free_port
 from tests.runtime.workers import MAIN, TINY, Start, Worker
 from tests.support.processes import gone
+from tests.support.tiers import core
 from tests.support.waiting import until
 
 WRITE_PIDS = "pathlib.Path('pids').write_text(f\"{os.environ['AGENT_PID']} {os.getpid()}\")\n"
@@ -32,21 +34,8 @@ signal.signal(signal.SIGTERM, save)
 """
 
 
-def test_the_script_runs_with_its_arguments_and_success_is_exit_code_0(start: Start) -> None:
-    worker = start("pathlib.Path('out').write_text(' '.join(sys.argv[1:]))")
-    assert worker.end() == 0
-    assert worker.file("out") == "one two"
-
-
-def test_the_scripts_failure_is_returned_after_torchruns_own_restarts(start: Start) -> None:
-    worker = start("with open('out', 'a') as f: f.write('x')\nsys.exit(7)", PET_MAX_RESTARTS="2")
-    assert worker.end() == 1
-    assert worker.file("out") == "xxx"
-    assert "the script failed for good" in worker.words
-
-
 def test_a_spare_replaces_a_lost_worker_and_the_last_spare_ends_with_the_run(
-    start: Start, on_etcd: dict[str, str], tmp_path: Path
+    start: Start, on_etcd: dict[str, str], client: etcd.Client, prefix: str, tmp_path: Path
 ) -> None:
     workers, end = tmp_path / "workers", tmp_path / "end"
     workers.write_text("2")
@@ -60,8 +49,7 @@ while not os.path.exists({str(end)!r}):
     first, second = (start(script, **env, JOB_COMPLETION_INDEX=str(index)) for index in range(2))
     assert (first.file("round-1"), second.file("round-1")) == ("0 of 2", "1 of 2")
     third = start(script, **env, JOB_COMPLETION_INDEX="2")
-    client = etcd.Client(etcd.parse_endpoints(on_etcd["PET_RDZV_ENDPOINT"]))
-    root = on_etcd["PET_RDZV_CONF"].partition(",")[0].partition("=")[2] + "run/"
+    root = f"{prefix}run/"
     until(lambda: len(membership.spares_of(client, root)) == 1)
     fourth = start(script, **env, JOB_COMPLETION_INDEX="3")
     until(lambda: len(membership.spares_of(client, root)) == 2)
@@ -177,7 +165,8 @@ def test_orphans_that_end_are_reaped(start: Start) -> None:
 
 
 def test_a_run_that_has_succeeded_is_not_repeated(start: Start, on_etcd: dict[str, str]) -> None:
-    assert start("pathlib.Path('out').write_text('1')", **on_etcd).end() == 0
+    first = start("pathlib.Path('out').write_text(' '.join(sys.argv[1:]))", **on_etcd)
+    assert (first.end(), first.file("out")) == (0, "one two")
     late = start("pathlib.Path('out').write_text('2')", **on_etcd)
     assert late.end() == 0
     assert not (late.folder / "out").exists()
@@ -193,7 +182,7 @@ def test_waiting_for_the_others_is_no_stable_time(start: Start, on_etcd: dict[st
 
 
 def test_a_process_that_cannot_be_killed_ends_the_worker_but_not_its_lease(
-    start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str, tmp_path: Path
+    start: Start, on_etcd: dict[str, str], client: etcd.Client, prefix: str, tmp_path: Path
 ) -> None:
     # For a process in state D: the signal is not sent to the processes in a file.
     pids = tmp_path / "undying"
@@ -209,7 +198,6 @@ def test_a_process_that_cannot_be_killed_ends_the_worker_but_not_its_lease(
     try:
         os.kill(agent, signal.SIGKILL)
         assert worker.end() == 75
-        client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
         assert client.range(f"{prefix}run/members/").keys
         assert f"process {undying} cannot be killed" in worker.words
     finally:
@@ -235,19 +223,13 @@ def test_a_worker_succeeds_only_with_all_others_of_its_round(start: Start, on_et
     ],
 )
 def test_of_a_run_that_is_over_etcd_keeps_only_that_it_has_ended(
-    start: Start,
-    on_etcd: dict[str, str],
-    shared_etcd: EtcdServer,
-    prefix: str,
-    script: str,
-    env: dict[str, str],
-    code: int,
-    left: list[str],
-) -> None:
+    start: Start, on_etcd: dict[str, str], client: etcd.Client, prefix: str,
+    script: str, env: dict[str, str], code: int, left: list[str],
+) -> None:  # fmt: skip
     """An etcd that releases share would grow with each run."""
     worker = start(script, **on_etcd, **env)
     assert worker.end() == code, worker.words
-    keys = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint)).range(prefix).keys
+    keys = client.range(prefix).keys
     assert [each.key[len(prefix) :] for each in keys if not each.lease] == left
 
 
@@ -298,28 +280,28 @@ while True:
 """
 
 
-@pytest.fixture
-def proxy(shared_etcd: EtcdServer) -> Iterator[Proxy]:
-    proxy = Proxy(shared_etcd.port)
-    yield proxy
-    proxy.mode = "refuse"
-    proxy.close()
+END = "told to end while cut off"
 
 
 def last_alive(worker: Worker, world: int) -> float:
     return float((worker.folder / f"last-{world}").read_text().splitlines()[-2])
 
 
-@pytest.mark.parametrize("what", ["cut off", "agent paused", "told to end while cut off"])
+@pytest.mark.parametrize("what", core("agent paused", END, of=["cut off", "agent paused", END]))
 def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
-    start: Start, on_etcd: dict[str, str], proxy: Proxy, what: str, prefix: str, tmp_path: Path
+    client: etcd.Client,
+    start: Start,
+    on_etcd: dict[str, str],
+    proxy: Proxy,
+    what: str,
+    prefix: str,
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(AHEAD.format(str(tmp_path / "ahead")))
     (tmp_path / "ahead").touch()
     on_etcd["PET_RDZV_CONF"] += ",keep_alive_max_attempt=300"
     stays = start(TRAIN, **on_etcd)
     stays.file("first-1")
-    client = etcd.Client(etcd.parse_endpoints(on_etcd["PET_RDZV_ENDPOINT"]))
     others = {kv.lease for kv in client.range(f"{prefix}run/members/").keys}
     here = {"PET_RDZV_ENDPOINT": proxy.endpoint, "PYTHONPATH": f"{RUNTIME}:{tmp_path}"}
     goes = start(WRITE_PIDS + TRAIN, **{**on_etcd, **here}, BIREME_GRACE_SECONDS="600")
@@ -331,7 +313,7 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
     proxy.mode = "silent"
     if what == "agent paused":
         os.kill(agent, signal.SIGSTOP)
-    if what == "told to end while cut off":
+    if what == END:
         goes.process.send_signal(signal.SIGTERM)
         goes.wait_for("received SIGTERM")
     # By its clock, five sixths of the 300 s of its lease are over.
@@ -340,7 +322,7 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
     client.lease_revoke(lease)
     second_world = float(stays.file("first-1"))
     assert last_alive(goes, 2) < second_world
-    if what != "told to end while cut off":
+    if what != END:
         # It is out, and comes back as a newcomer.
         proxy.mode = "pass"
         proxy.cut()
@@ -349,7 +331,7 @@ def test_a_member_that_cannot_renew_is_dead_before_the_others_form_a_world(
 
 
 def test_while_a_process_saves_the_membership_is_kept(
-    start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str
+    client: etcd.Client, start: Start, on_etcd: dict[str, str], shared_etcd: EtcdServer, prefix: str
 ) -> None:
     script = f"""
 def save(*_):
@@ -362,7 +344,6 @@ time.sleep(600)
 """
     worker = start(script, **on_etcd)
     worker.file("pids")
-    client = etcd.Client(etcd.parse_endpoints(shared_etcd.endpoint))
     (member,) = client.range(f"{prefix}run/members/").keys
     worker.process.send_signal(signal.SIGTERM)
     worker.wait_for("received SIGTERM")
@@ -426,49 +407,41 @@ def test_waiting_for_etcd_is_limited_logged_and_ended_by_sigterm(
         ({"PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": "ftp://x"}, 78, "is not an etcd endpoint"),
         ({"PET_RDZV_BACKEND": "bireme-etcd"}, 78, "needs at least one endpoint"),
         ({"PET_RDZV_BACKEND": "c10d"}, 78, "must be the host:port of worker 0"),
+        ({"BIREME_PROGRESS_PATTERN": "step"}, 78, "BIREME_PROGRESS_PATTERN=step cannot be used"),
+        ({"BIREME_PROGRESS_PATTERN": "("}, 78, "BIREME_PROGRESS_PATTERN=( cannot be used"),
+        ({"BIREME_ON_SLOW": "fail"}, 78, "BIREME_ON_SLOW=fail is none of warn, restart"),
+        ({"BIREME_LAUNCHER": "deepspeed"}, 64, "launcher deepspeed needs the Python package deepspeed"),
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_used_ends_the_worker_with_its_code(
-    start: Start, env: dict[str, str], code: int, sentence: str
+    env: dict[str, str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    worker = start("", **env)
-    assert worker.end() == code
-    assert sentence in worker.words
-
-
-def test_a_missing_script_is_a_usage_error(start: Start) -> None:
-    worker = start("", command=(sys.executable, "-c", MAIN, "--", "/no/such/train.py"))
-    assert worker.end() == 64
-    assert "the script /no/such/train.py does not exist" in worker.words
-
-
-def with_another_worker(on_etcd: dict[str, str], start: Start) -> Worker:
-    other = start("pathlib.Path('world').write_text('x'); time.sleep(600)", **on_etcd)
-    other.file("world")
-    return other
+    assert supervisor.main([__file__], {"PATH": os.environ["PATH"], **env}) == code
+    assert sentence in capsys.readouterr().err
 
 
 REAL = (sys.executable, "-m", "bireme_runtime.elastic.agent.supervisor", "--")
-
-
-def test_what_is_wrong_in_one_worker_of_a_run_ends_only_that_worker(
-    start: Start, on_etcd: dict[str, str]
-) -> None:
-    other = with_another_worker(on_etcd, start)
-    without_torch = start("", command=REAL, **on_etcd)
-    without_script = start("", command=(sys.executable, "-c", MAIN, "--", "/no/such/train.py"), **on_etcd)
-    assert (without_torch.end(), without_script.end()) == (75, 75)
-    assert "No module named 'torch'" in without_torch.words
-    assert "the script /no/such/train.py does not exist" in without_script.words
-    for worker in (without_torch, without_script):
-        assert "the run has begun: only this pod is replaced" in worker.words
-    assert other.process.poll() is None
+WITHOUT_SCRIPT = (sys.executable, "-c", MAIN, "--", "/no/such/train.py")
 
 
 def test_what_is_wrong_before_any_worker_has_started_fails_the_job(
     start: Start, on_etcd: dict[str, str]
 ) -> None:
-    assert start("", command=REAL, **on_etcd).end() == 78
+    without_torch, without_script = (start("", command=each, **on_etcd) for each in (REAL, WITHOUT_SCRIPT))
+    assert (without_torch.end(), without_script.end()) == (78, 64)
+    assert "No module named 'torch'" in without_torch.words
+    assert "the script /no/such/train.py does not exist" in without_script.words
+
+
+def test_what_is_wrong_in_one_worker_of_a_run_ends_only_that_worker(
+    start: Start, on_etcd: dict[str, str]
+) -> None:
+    other = start("pathlib.Path('world').write_text('x'); time.sleep(600)", **on_etcd)
+    other.file("world")
+    for worker in [start("", command=each, **on_etcd) for each in (REAL, WITHOUT_SCRIPT)]:
+        assert worker.end() == 75
+        assert "the run has begun: only this pod is replaced" in worker.words
+    assert other.process.poll() is None
 
 
 def test_a_library_that_is_missing_on_one_machine_does_not_fail_the_job(start: Start, tmp_path: Path) -> None:
@@ -481,7 +454,7 @@ def test_a_library_that_is_missing_on_one_machine_does_not_fail_the_job(start: S
     assert f"torchrun cannot run here: ImportError: {error}" in worker.words
 
 
-@pytest.mark.parametrize("code", [64, 78])
+@pytest.mark.parametrize("code", [70, 78])
 def test_a_scripts_own_exit_code_does_not_look_like_the_agents(
     start: Start, tmp_path: Path, code: int
 ) -> None:
@@ -492,33 +465,23 @@ def test_a_scripts_own_exit_code_does_not_look_like_the_agents(
     assert f"the script failed for good, with code {code}" in worker.words
 
 
-def test_without_torch_in_the_image_the_real_launcher_reports_that(start: Start) -> None:
-    worker = start("", command=(sys.executable, "-m", "bireme_runtime.elastic.agent.supervisor", "--"))
-    assert worker.end() == 78
-    assert "No module named 'torch'" in worker.words
+C10D = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "no-such-host.invalid:1"}
 
 
 @pytest.mark.parametrize(("index", "host"), [("0", "true"), ("3", "false")])
-def test_for_c10d_the_completion_index_selects_the_host_of_the_store(
-    start: Start, index: str, host: str
-) -> None:
-    script = "pathlib.Path('out').write_text('|'.join(os.environ[n] for n in ('PET_RDZV_CONF', 'TORCH_DISABLE_SHARE_RDZV_TCP_STORE')))"  # noqa: E501
-    env = {
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": "localhost:29400",
-        "PET_RDZV_CONF": "join_timeout=9",
-    }
-    worker = start(script, **env, JOB_COMPLETION_INDEX=index)
-    assert worker.end() == 0
-    assert worker.file("out") == f"join_timeout=9,is_host={host}|1"
+def test_for_c10d_the_completion_index_selects_the_host_of_the_store(index: str, host: str) -> None:
+    env = {**C10D, "PET_RDZV_CONF": "join_timeout=9", "JOB_COMPLETION_INDEX": index}
+    assert supervisor.make_backend(AgentSettings.from_env(env), env).environment() == {
+        "PET_RDZV_CONF": f"join_timeout=9,is_host={host}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }  # fmt: skip
 
 
-def test_for_c10d_the_name_of_worker_0_is_waited_for(start: Start) -> None:
-    env = {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "no-such-host.invalid:29400"}
-    worker = start("", **env, BIREME_WAIT_SECONDS="1")
-    assert worker.end() == 75
-    assert re.search(r"waiting, \d s at most, for the name no-such-host\.invalid", worker.words)
-    assert "does not resolve" in worker.words
+def test_for_c10d_the_name_of_worker_0_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    backend = supervisor.make_backend(AgentSettings.from_env({**C10D, "BIREME_WAIT_SECONDS": "1"}), C10D)
+    with pytest.raises(Stop, match="does not resolve") as stop:
+        backend.wait()
+    assert stop.value.code == 75
+    assert re.search(r"waiting, \d s at most, for the name no-such-host\.invalid", capsys.readouterr().err)
 
 
 def test_a_worker_leaves_nothing_in_the_folder_of_temporary_files(start: Start, tmp_path: Path) -> None:

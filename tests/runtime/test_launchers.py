@@ -13,7 +13,6 @@ import pytest
 from bireme_runtime.elastic.agent import launchers
 from bireme_runtime.process.errors import Stop
 from tests.runtime.etcd_servers import RUNTIME
-from tests.runtime.workers import Start
 
 NODE = launchers.Node(rank=1, nodes=("10.0.0.1", "10.0.0.2"), address="10.0.0.1", port=4321, processes=8)
 
@@ -66,9 +65,3 @@ def test_a_launcher_that_cannot_start_says_so(kind: str, arguments: list[str], s
     env = {"BIREME_LAUNCHER": kind, "PATH": os.environ["PATH"]}
     with pytest.raises(Stop, match=sentence):
         launchers.torchrun_arguments(env, arguments)
-
-
-def test_the_worker_ends_at_once_without_its_launcher(start: Start) -> None:
-    worker = start("pass", BIREME_LAUNCHER="deepspeed")
-    assert worker.end() == 64
-    assert "launcher deepspeed needs the Python package deepspeed" in worker.words
