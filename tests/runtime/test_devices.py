@@ -178,9 +178,7 @@ def run(module: str, env: Mapping[str, str], tmp_path: Path) -> tuple[int, str, 
     [
         ("bireme_runtime.elastic.agent.supervisor", {}),
         ("bireme_runtime.mpi.supervisor", {"BIREME_MPI_ROLE": "worker"}),
-        ("bireme_runtime.mpi.supervisor", {"JOB_COMPLETION_INDEX": "0"}),
         ("bireme_runtime.paddle.supervisor trainer", {}),
-        ("bireme_runtime.paddle.supervisor collective", {}),
         ("bireme_runtime.process.devices", {}),
     ],
 )

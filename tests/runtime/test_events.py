@@ -27,45 +27,15 @@ for step in range(1, 1200 if starts == 1 else 20):
     time.sleep(0.05)
 """
 )
-TOLD_BY_CALLS = (
-    COUNT
-    + """
-from bireme_runtime.elastic import progress
-for step in range(1, 1200 if starts == 1 else 20):
-    progress.step(step, float('-inf') if step > 9 and starts == 1 else 1.5)
-    time.sleep(0.05)
-"""
-)
 
 
-@pytest.mark.parametrize("script", [BECOMES_NAN, TOLD_BY_CALLS], ids=["printed", "told"])
-def test_a_loss_that_is_no_number_starts_the_processes_again(
-    start: Start, on_etcd: dict[str, str], script: str
-) -> None:
-    worker = start(script, **on_etcd, BIREME_ON_NAN="restart", PET_MAX_RESTARTS="3", BIREME_NODE="node-a")
+def test_a_loss_that_is_no_number_starts_the_processes_again(start: Start, on_etcd: dict[str, str]) -> None:
+    worker = start(
+        BECOMES_NAN, **on_etcd, BIREME_ON_NAN="restart", PET_MAX_RESTARTS="3", BIREME_NODE="node-a"
+    )
     assert worker.end() == 0
     assert worker.file("n") == "2"
     assert "rank 0 on node-a failed in round 1 (signal 9): the loss is NaN or infinite" in worker.words
-
-
-def test_it_ends_the_run_where_the_policy_is_fail(start: Start, on_etcd: dict[str, str]) -> None:
-    worker = start(BECOMES_NAN, **on_etcd, BIREME_ON_NAN="fail", PET_MAX_RESTARTS="3")
-    assert worker.end() == 70
-    assert worker.file("n") == "1"
-    assert "which ends the run" in worker.words
-
-
-def test_it_is_only_told_without_a_policy(start: Start) -> None:
-    until_told = """
-while not pathlib.Path('go').exists():
-    print('step 30 loss: nan', flush=True)
-    time.sleep(0.05)
-"""
-    worker = start(BECOMES_NAN.replace("1200", "30") + until_told)
-    worker.wait_for("the loss is NaN or infinite")
-    (worker.folder / "go").touch()
-    assert worker.end() == 0
-    assert worker.file("n") == "1"
 
 
 def test_a_loss_that_is_never_a_number_again_ends_the_run_after_some_restarts(
@@ -98,6 +68,14 @@ def test_losses_are_found_in_lines(line: str, count: int) -> None:
     seen.take(line.encode())
     assert seen.bad_losses == count
     assert seen.step == (None if count else 3)
+
+
+def test_a_script_may_tell_its_loss_by_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = progress.Progress()
+    monkeypatch.setattr(progress, "_board", seen.board)
+    for number, loss in enumerate((1.5, float("nan"), float("-inf"))):
+        progress.step(number, loss)
+    assert seen.bad_losses == 2
 
 
 def test_a_pattern_may_name_the_loss() -> None:
@@ -153,6 +131,20 @@ def train(clock: Clock, seen: progress.Progress, steps: range, seconds: float) -
     for step in steps:
         clock.now += seconds
         seen.take(b"step %d" % step)
+
+
+@pytest.mark.parametrize(("policy", "verdict"), [({"on_nan": "fail"}, "run"), ({}, "")])
+def test_a_loss_that_is_no_number_ends_the_run_or_is_only_told(
+    clock: Clock, process: subprocess.Popen[bytes], policy: dict[str, str], verdict: str
+) -> None:
+    made, seen, said = observer(clock, process.pid, **policy)
+    for _ in range(3):
+        seen.take(b"step 9 loss: nan")
+    made.tick()
+    (sentence,) = said
+    assert sentence.startswith("the loss is NaN or infinite, 3 times in a row")
+    assert (made.verdict, made.sentence.endswith("which ends the run")) == (verdict, verdict == "run")
+    assert process.poll() is None
 
 
 def test_steps_that_take_twice_as_long_start_the_processes_again(

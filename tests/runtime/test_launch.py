@@ -60,11 +60,8 @@ def test_an_old_torch_is_named_in_a_sentence(version: str) -> None:
     advice = f"has torch {re.escape(version)}.*set launch.runtime=false"
     with pytest.raises(launch.ArgumentError, match=advice):
         launch.check_release(version)
-
-
-def test_a_torch_that_the_agent_knows_passes() -> None:
-    for version in ("2.1.0", "2.10.0+cu128", "3.0.0a0+git12ab"):
-        launch.check_release(version)
+    for known in ("2.1.0", "2.10.0+cu128", "3.0.0a0+git12ab"):
+        launch.check_release(known)
 
 
 def test_an_old_python_is_named_in_a_sentence() -> None:
