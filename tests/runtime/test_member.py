@@ -7,10 +7,10 @@ import json
 import re
 import shutil
 import socket
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,40 +80,34 @@ class Pods:
         endpoints = ",".join(f"{self.host(ordinal)}:{self.port}" for ordinal in self.running)
         return etcd.Client(etcd.parse_endpoints(endpoints), timeout=5)
 
+    def asked(self, ask: Callable[[etcd.Client], Any]) -> Any:
+        """What etcd answers, as soon as it does."""
+        answers: list[Any] = []
+
+        def has_answered() -> bool:
+            with contextlib.suppress(etcd.EtcdError):
+                answers.append(ask(self.client()))
+            return bool(answers)
+
+        until(has_answered, what="a member to answer")
+        return answers[0]
+
     def names(self) -> list[str]:
         """The names of the members, once all running ones have published theirs."""
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                names = sorted(each.name for each in self.client().members())
-                if len(names) >= len(self.running) and all(names):
-                    return names
-            except etcd.EtcdError:
-                names = []
-            assert time.monotonic() < deadline, names
-            time.sleep(0.05)
-
-    def write(self, key: str) -> None:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                self.client().put(key, "kept")
-                return
-            except etcd.EtcdError:
-                assert time.monotonic() < deadline, "no member took a write"
-                time.sleep(0.05)
-
-    def kept(self) -> list[str]:
         found: list[str] = []
 
-        def are_read() -> bool:
-            with contextlib.suppress(etcd.EtcdError):
-                found[:] = [kv.key for kv in self.client().range("/").keys]
-                return True
-            return False
+        def are_published() -> bool:
+            found[:] = sorted(each.name for each in self.asked(etcd.Client.members))
+            return len(found) >= len(self.running) and all(found)
 
-        until(are_read, what="a member to take a read")
+        until(are_published, what=lambda: f"all names: {found}")
         return found
+
+    def write(self, key: str) -> None:
+        self.asked(lambda client: client.put(key, "kept"))
+
+    def kept(self) -> list[str]:
+        return [kv.key for kv in self.asked(lambda client: client.range("/")).keys]
 
 
 @pytest.fixture

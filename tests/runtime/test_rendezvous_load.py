@@ -107,12 +107,21 @@ def settle(server: EtcdServer) -> None:
     waiting.until(is_still)
 
 
-def test_a_round_costs_each_member_a_few_messages(server: EtcdServer, members: list[Rendezvous]) -> None:
+def test_a_round_costs_each_member_a_few_messages_and_training_only_the_lease(
+    server: EtcdServer, members: list[Rendezvous]
+) -> None:
     first = Counters(server)
     assert {world.size for world in join(members)} == {N}
     assert first.told < 25 * N
     # All but the first begin to watch less.
     settle(server)
+    idle = Counters(server)
+    time.sleep(6)
+    assert [each.waiting() for each in members] == [0] * N
+    assert (idle.reads, idle.told) == (0, 0)
+    assert abs(idle.sent) < 0.1 * RENEWAL * idle.renewals
+    # The lease lives for 10 s.
+    assert idle.renewals < 1.3 * N * (idle.seconds + 1)
     second = Counters(server)
     with ThreadPoolExecutor(N) as pool:
         # One member's processes fail, and all meet again.
@@ -126,42 +135,26 @@ def test_a_round_costs_each_member_a_few_messages(server: EtcdServer, members: l
     assert second.sent < N * 2_000, "each is told a round in few bytes"
 
 
-def test_members_that_train_ask_only_for_their_leases(server: EtcdServer, members: list[Rendezvous]) -> None:
-    join(members)
-    waiting.until(lambda: not any(each.waiting() for each in members))
-    settle(server)
-    idle = Counters(server)
-    time.sleep(6)
-    assert [each.waiting() for each in members] == [0] * N
-    assert (idle.reads, idle.told) == (0, 0)
-    assert abs(idle.sent) < 0.1 * RENEWAL * idle.renewals
-    # The lease lives for 10 s.
-    assert idle.renewals < 1.3 * N * (idle.seconds + 1)
-
-
-def test_a_lost_member_is_told_to_each_member_once(server: EtcdServer, members: list[Rendezvous]) -> None:
-    join(members)
-    settle(server)
-    loss = Counters(server)
-    members[N // 2].leave()
-    rest = [each for each in members if each is not members[N // 2]]
-    waiting.until(lambda: all(each.waiting() for each in rest))
-    assert loss.told < 3 * N
-    assert loss.reads < 3 * N
-    assert {world.size for world in join(rest)} == {N - 1}
-
-
-def test_the_loss_of_half_is_told_to_few_and_all_meet_again(
+def test_a_lost_member_is_told_to_each_once_and_the_loss_of_half_to_few(
     server: EtcdServer, members: list[Rendezvous]
 ) -> None:
     join(members)
     settle(server)
-    left, rest = members[: N // 2], members[N // 2 :]
+    loss = Counters(server)
+    lost = members[N // 2]
+    lost.leave()
+    rest = [each for each in members if each is not lost]
+    waiting.until(lambda: all(each.waiting() for each in rest))
+    assert loss.told < 3 * N
+    assert loss.reads < 3 * N
+    assert {world.size for world in join(rest)} == {N - 1}
+    settle(server)
+    left, rest = rest[: N // 2], rest[N // 2 :]
     loss = Counters(server)
     with ThreadPoolExecutor(N) as pool:
         list(pool.map(Rendezvous.leave, left))
         waiting.until(lambda: all(each.waiting() for each in rest))
         worlds = list(pool.map(Rendezvous.join, rest))
-    assert {world.size for world in worlds} == {N // 2}
+    assert {world.size for world in worlds} == {len(rest)}
     # To tell each of N / 2 of each of N / 2 would be 15 N. The first leave, so that all look for the next.
     assert loss.told < 12 * N
