@@ -6,12 +6,10 @@ agent is then that release's, and the rest of torch that of the root filesystem.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer
 
 ROOT = os.environ.get("BIREME_TORCH_ROOT", "")
@@ -44,7 +41,6 @@ class Job:
         # A folder with further Python packages, which workers find at /opt.
         self.packages: Path | None = None
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        self.rounds: list[tuple[float, int]] = []
         (folder / "train.py").write_bytes(Path(__file__).with_name("train.py").read_bytes())
 
     def start(self, name: str, index: int = 0, **env: str) -> None:
@@ -92,6 +88,10 @@ class Job:
         details = "\n".join(f"--- {key}\n{value}" for key, value in words.items())
         raise AssertionError(f"{name} had no {event} with {facts}:\n{details}")
 
+    def wait_for_training(self, name: str, since: float, world: int) -> None:
+        """Wait for a step of a start in a world of this size after a time."""
+        self.wait_for(name, "step", self.wait_for(name, "start", since, world=world)["time"])
+
     def wait_for_file(self, name: str, seconds: float = 180) -> None:
         """Wait until a training process has made this file."""
         deadline = time.monotonic() + seconds
@@ -120,17 +120,6 @@ class Job:
         )
         assert done == list(range(1, last + 1))
 
-    def follow(self, server: EtcdServer, prefix: str) -> None:
-        """Note when each round is agreed."""
-        client = etcd.Client(etcd.parse_endpoints(server.endpoint))
-
-        def note() -> None:
-            with contextlib.suppress(etcd.EtcdError):
-                for _, events in client.watch(f"{prefix}run/round", 1):
-                    self.rounds += [(time.time(), json.loads(event.kv.value)["number"]) for event in events]
-
-        threading.Thread(target=note, daemon=True).start()
-
     def stop(self) -> None:
         for worker in self.workers.values():
             if worker.poll() is None:
@@ -158,7 +147,6 @@ def job(tmp_path: Path, shared_etcd: EtcdServer, prefix: str) -> Iterator[Callab
             "PET_MAX_RESTARTS": "20", "PET_MONITOR_INTERVAL": "0.1", "BIREME_GRACE_SECONDS": "10",
         }  # fmt: skip
         jobs.append(Job(folder, {**on_etcd, **env}, steps, pause))
-        jobs[-1].follow(shared_etcd, prefix)
         return jobs[-1]
 
     yield make

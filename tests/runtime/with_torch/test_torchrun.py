@@ -30,18 +30,6 @@ def three_workers(make: Make, **env: Any) -> Any:
     return job
 
 
-def report(what: str, job: Any, since: float, name: str, world: int) -> None:
-    """Print the seconds from an event to the agreed world, and, in a member of it, to the first step."""
-    start = job.wait_for(name, "start", since, world=world)
-    step = job.wait_for(name, "step", start["time"])
-    imported = [note for note in job.notes(name, "imported", since) if note["time"] <= start["time"]][-1]
-    # What watches the rounds may have been late.
-    rounds = [moment for moment, _ in job.rounds if since < moment < imported["time"]] or [imported["time"]]
-    moments = {"first world": rounds[0], "its world": rounds[-1]}
-    moments |= {note["event"]: note["time"] for note in (imported, start, step)}
-    print(f"\n{what}:", ", ".join(f"{event} {moment - since:.1f} s" for event, moment in moments.items()))
-
-
 def test_three_workers_finish_and_a_late_one_has_nothing_to_do(job: Make) -> None:
     run = three_workers(job, steps=30, pause=0.1, PET_NNODES="3:3")
     ranks = {run.wait_for(name, "start", world=3)["rank"] for name in NAMES}
@@ -66,29 +54,31 @@ def test_the_example_of_the_readme_learns_to_add(job: Make) -> None:
     assert all(float(loss) < 0.01 for loss in losses)
 
 
-@pytest.mark.parametrize("victim", core("b", of="abc"))
-def test_a_killed_agent_restarts_and_the_run_finishes(job: Make, victim: str) -> None:
+@pytest.mark.parametrize("victim", core("agent b", "pid b", of=["agent a", "agent b", "agent c", "pid b"]))
+def test_a_killed_agent_or_training_process_restarts_and_the_run_finishes(job: Make, victim: str) -> None:
     run = three_workers(job)
     since = time.time()
-    os.kill(run.wait_for(victim, "start", world=3)["agent"], signal.SIGKILL)
-    survivor = "b" if victim != "b" else "c"
-    report(f"SIGKILL of agent {victim}", run, since, survivor, 3)
+    what, name = victim.split()
+    os.kill(run.wait_for(name, "start", world=3)[what], signal.SIGKILL)
+    run.wait_for_training("c" if name == "b" else "b", since, 3)
     run.let_go()
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
     run.check_steps(60)
 
 
-def test_a_worker_that_receives_sigterm_saves_and_the_others_continue(job: Make) -> None:
-    run = three_workers(job)
+@pytest.mark.parametrize("warm", core("", of=["", "true"]))
+def test_a_worker_that_receives_sigterm_saves_and_the_others_continue(job: Make, warm: str) -> None:
+    run = three_workers(job, BIREME_WARM_START=warm)
     since = time.time()
     run.workers["a"].send_signal(signal.SIGTERM)
-    report("TERM to worker a", run, since, "b", 2)
+    run.wait_for_training("b", since, 2)
     assert run.end("a") == 143
+    assert not warm or "1 training processes have 10 s to save" in run.words("a")
     saved = run.wait_for("a", "saved", since)
     assert run.wait_for("b", "start", since, world=2)["step"] >= saved["step"]
     since = time.time()
     run.start("a", 0)
-    report("a new pod for worker a", run, since, "b", 3)
+    run.wait_for_training("b", since, 3)
     run.let_go()
     assert [run.end(name) for name in NAMES] == [0, 0, 0]
     run.check_steps(60)
@@ -173,16 +163,6 @@ def test_when_a_worker_goes_before_its_final_save_the_others_make_it(job: Make) 
     assert (run.end("a"), run.end("b")) == (143, 0)
 
 
-def test_a_killed_training_process_is_restarted_by_its_agent(job: Make) -> None:
-    run = three_workers(job)
-    since = time.time()
-    os.kill(run.wait_for("b", "start", world=3)["pid"], signal.SIGKILL)
-    report("SIGKILL of a training process", run, since, "a", 3)
-    run.let_go()
-    assert [run.end(name) for name in NAMES] == [0, 0, 0]
-    run.check_steps(60)
-
-
 @pytest.mark.parametrize("empty", core(True, of=[True, False]))
 def test_a_run_survives_a_restart_and_the_loss_of_etcds_data(
     job: Make, new_etcd: Callable[..., EtcdServer], empty: bool
@@ -236,7 +216,7 @@ def test_a_run_survives_random_kills_of_agents_and_training_processes(job: Make)
         name, victim = chance.choice(NAMES), chance.choice(["agent", "pid"])
         os.kill(run.notes(name, "start")[-1][victim], signal.SIGKILL)
         for each in NAMES:
-            run.wait_for(each, "step", run.wait_for(each, "start", since, world=3)["time"])
+            run.wait_for_training(each, since, 3)
         time.sleep(chance.uniform(0, 4))
     run.let_go()
     assert [run.end(name, 300) for name in NAMES] == [0, 0, 0]

@@ -19,23 +19,15 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def seconds_to_a_step(run: Any, warm: str) -> float:
-    """SIGKILL the agent of one worker of two; the seconds until the other makes a step with it again."""
+def test_a_run_survives_the_loss_of_an_agent_and_no_start_is_cold(job: Make) -> None:
+    run = job(steps=240, pause=0.2, **WARM)
     run.hold()
     for index, name in enumerate("ab"):
         run.start(name, index)
     run.wait_for("b", "step", world=2)
     since = time.time()
     os.kill(run.wait_for("a", "start", world=2)["agent"], signal.SIGKILL)
-    start = run.wait_for("b", "start", since, world=2)
-    step = run.wait_for("b", "step", float(start["time"]))
-    print(f"\nSIGKILL of an agent, {warm}: first step after {step['time'] - since:.1f} s")
-    return float(step["time"]) - since
-
-
-def test_a_run_survives_the_loss_of_an_agent_and_no_start_is_cold(job: Make) -> None:
-    run = job(steps=240, pause=0.2, **WARM)
-    seconds_to_a_step(run, "warm")
+    run.wait_for_training("b", since, 2)
     rank = run.notes("a", "start")[-1]
     # A rank is its agent's child, as in a cold start, and the agent is the supervisor's.
     assert parent(rank["pid"]) == rank["agent"]
@@ -44,30 +36,6 @@ def test_a_run_survives_the_loss_of_an_agent_and_no_start_is_cold(job: Make) -> 
     run.check_steps(240)
     for name in "ab":
         assert "cold" not in run.words(name)
-
-
-@pytest.mark.whole
-def test_sigterm_lets_forked_ranks_save(job: Make) -> None:
-    run = job(**WARM)
-    for index, name in enumerate("ab"):
-        run.start(name, index)
-    run.wait_for("b", "step", world=2)
-    since = time.time()
-    run.workers["a"].send_signal(signal.SIGTERM)
-    assert run.end("a") == 143
-    saved = run.wait_for("a", "saved", since)
-    assert "1 training processes have 10 s to save" in run.words("a")
-    assert run.wait_for("b", "start", since, world=1)["step"] >= saved["step"]
-
-
-@pytest.mark.whole
-def test_a_failing_script_ends_with_its_code_and_its_traceback(job: Make) -> None:
-    run = job(PET_MAX_RESTARTS="1", PET_NNODES="1:1", **WARM)
-    (run.folder / "train.py").write_text(
-        "import torch\nraise SystemExit(23 if torch.ones(1).item() else 0)\n"
-    )
-    run.start("a")
-    assert run.end("a") == 23
 
 
 @pytest.mark.whole
