@@ -126,11 +126,6 @@ def test_without_etcd_a_lone_worker_counts_for_itself(start: Start) -> None:
     assert worker.file("n") == "3"
 
 
-def test_kills_from_outside_do_not_count_while_no_step_is_known(start: Start) -> None:
-    env = {**LIMIT, "BIREME_FAILURES_WITHOUT_PROGRESS": "1"}
-    assert start(COUNT + "starts < 4 and os.kill(os.getpid(), 9)", **env).end() == 0
-
-
 def test_what_processes_print_arrives_unchanged(start: Start) -> None:
     script = "out = sys.stderr.buffer; out.write(b'\\xff half a line'); out.flush(); time.sleep(0.1)\n"
     worker = start(script + "out.write(b' and its end\\r' + b'x' * 200000 + b'\\n')")
@@ -397,6 +392,17 @@ def test_kills_from_outside_count_half() -> None:
     assert failures.judge(found[:5], "a", ["a"], 3) == ""
     assert failures.judge(found, "a", ["a"], 3) == "run"
     assert failures.judge([*found[:4], failure(4, "a")], "a", ["a"], 3) == "run"
+
+
+def test_kills_from_outside_do_not_count_while_no_step_is_known() -> None:
+    seen, killed = progress.Progress(), {"round": 1, "world": 1, "rank": 0, "code": -9}
+    watcher = Observer(failures.Ledger(), seen, "0", "a", Limits(1, 300), lambda line: None)
+    watcher.starting(killed)
+    assert [watcher.failed(killed) for _ in range(5)] == [report.GO_ON] * 5
+    seen.take(b"step 1")
+    # The first one after a step follows progress, and brings all restarts back.
+    assert [watcher.failed(killed) for _ in range(2)] == [report.REFILL, report.STOP]
+    assert watcher.verdict == "run"
 
 
 def test_the_ledger_in_etcd_keeps_the_last_rounds(client: etcd.Client, prefix: str) -> None:

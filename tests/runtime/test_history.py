@@ -20,6 +20,7 @@ from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import Unreachable
 from tests.runtime.etcd_servers import EtcdServer, Proxy
 from tests.support import waiting
+from tests.support.tiers import core
 
 until = partial(waiting.until, every=0.01)
 NewEtcd = Callable[..., EtcdServer]
@@ -115,34 +116,24 @@ def test_a_worker_that_reaches_another_etcd_makes_no_world_there(
         assert [join(b)[0].size, again.result().size] == [2, 2]
 
 
-def test_a_run_that_waits_for_another_lets_its_leases_end_when_etcd_has_lost_its_data(
-    new_etcd: NewEtcd, pod: Make
+@pytest.mark.parametrize("has_waited", core(False, of=[True, False]))
+def test_a_second_run_lets_the_leases_of_the_first_end_when_etcd_has_lost_its_data(
+    new_etcd: NewEtcd, pod: Make, has_waited: bool
 ) -> None:
     server = new_etcd().start()
     slow = {"lock": "release", "keep_alive_interval": 1, "keep_alive_max_attempt": 8}
     first, second = pod(server, run="first", **slow), pod(server, run="second", **slow)
     env = first.processes(*join(first))
     with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(second.agent.join)
-        until(lambda: second.history.revision)
+        early = [pool.submit(second.agent.join)] if has_waited else []
+        until(lambda: second.history.revision or not has_waited)
         first.cut_off()
         empty(server)
-        joining.result()
+        for joining in early or [pool.submit(second.agent.join)]:
+            joining.result()
     with pytest.raises(fence.Fenced):
         fence.check(env)
-    assert second.history.losses == 1
-
-
-def test_a_run_whose_workers_have_never_seen_etcd_before_waits_too(new_etcd: NewEtcd, pod: Make) -> None:
-    server = new_etcd().start()
-    slow = {"lock": "release", "keep_alive_interval": 1, "keep_alive_max_attempt": 8}
-    first = pod(server, run="first", **slow)
-    env = first.processes(*join(first))
-    first.cut_off()
-    empty(server)
-    join(pod(server, run="second", **slow))
-    with pytest.raises(fence.Fenced):
-        fence.check(env)
+    assert second.history.losses == has_waited
 
 
 def test_the_token_goes_on_when_etcd_and_all_agents_are_gone(new_etcd: NewEtcd, pod: Make) -> None:
@@ -171,6 +162,7 @@ def test_the_token_goes_on_beyond_what_members_know_although_their_clock_is_behi
     assert (after.number, after.token > before.token) == (3, True)
 
 
+@pytest.mark.whole
 def test_a_run_that_had_finished_ends_although_etcd_is_older(
     new_etcd: NewEtcd, pod: Make, tmp_path: Path, prefix: str
 ) -> None:

@@ -132,11 +132,6 @@ def test_a_single_member_bootstraps_without_data_and_restarts_with_data(pods: Po
     assert (pods.names(), pods.kept()) == (["etcd-0"], [])
 
 
-def test_members_that_start_together_are_one_cluster(pods: Pods) -> None:
-    assert pods.start_together(1, 0) == ["joins", "bootstraps"]
-    assert len(pods.client().members(by_majority=False)) == 2
-
-
 def test_one_member_grows_to_three_which_survive_the_loss_of_any_one(pods: Pods) -> None:
     pods.start(0)
     pods.write("/first")
@@ -169,6 +164,7 @@ def test_ordinal_0_without_data_never_bootstraps_while_members_with_claims_have_
         member.prepare(pods.settings(0, wait_seconds=1, replicas=3))
     assert not pods.settings(0).config.exists()
     assert pods.start_together(0, 1, 2, replicas=3) == ["bootstraps", "joins", "joins"]
+    assert pods.names() == THREE
 
 
 def test_a_member_waits_until_its_own_name_resolves(pods: Pods) -> None:

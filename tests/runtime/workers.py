@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.runtime.etcd_servers import RUNTIME
+from tests.support.waiting import until
 
 TINY = Path(__file__).with_name("tiny_torchrun.py")
 MAIN = f"import sys; from bireme_runtime.elastic.agent import supervisor; sys.exit(supervisor.main(sys.argv[1:], launcher=[sys.executable, {str(TINY)!r}]))"  # noqa: E501
@@ -42,19 +42,18 @@ class Worker:
 
     def file(self, name: str, seconds: float = 120) -> str:
         """What a training process wrote; waits for it."""
-        path, deadline = self.folder / name, time.monotonic() + seconds
-        while not path.exists() or not path.read_text():
-            assert time.monotonic() < deadline, f"{name} is missing; the log:\n{self.words}"
+        path = self.folder / name
+
+        def is_written() -> bool:
             assert self.process.poll() is None or path.exists(), f"the agent has ended:\n{self.words}"
-            time.sleep(0.01)
+            return path.exists() and bool(path.read_text())
+
+        until(is_written, seconds, lambda: f"{name}; the log:\n{self.words}", every=0.01)
         return path.read_text()
 
     def wait_for(self, words: str, seconds: float = 120) -> None:
         """Wait until the worker has said these words."""
-        deadline = time.monotonic() + seconds
-        while words not in self.words:
-            assert time.monotonic() < deadline, f"not said: {words}; the log:\n{self.words}"
-            time.sleep(0.01)
+        until(lambda: words in self.words, seconds, lambda: f"{words}; the log:\n{self.words}", every=0.01)
 
     @property
     def words(self) -> str:
