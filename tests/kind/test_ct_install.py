@@ -16,8 +16,7 @@ from bireme.clusters.kind import KindCluster
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.kind.shell import Shell, Values
-
-pytestmark = pytest.mark.whole
+from tests.support.tiers import core
 
 # The images that each chart needs on the nodes.
 IMAGES = {
@@ -81,8 +80,12 @@ def values_on_kind(chart: str, values: Path, operator_on_kind: Values) -> Mappin
     return found if chart == "torch-elastic" else {**found, **everywhere}
 
 
-# The operator is tested first and alone, because the tests after it install another one.
-@pytest.mark.parametrize("chart", sorted(IMAGES, key=lambda chart: chart != "mpijob"))
+# The operator is tested first and alone, because the tests after it install another one. The core has a job
+# chart without accelerators, which runs beside other tests.
+@pytest.mark.parametrize(
+    "chart",
+    core("paddle", of=sorted(IMAGES, key=lambda chart: chart != "mpijob")),
+)
 def test_ct_installs_and_tests_a_chart_with_each_of_its_ci_values(
     chart: str,
     charts: Path,
