@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,24 +24,6 @@ from tests.embedded.addons import OwnCluster, WithAddon
 from tests.support import controllers, waiting
 
 pytestmark = pytest.mark.embedded
-
-_CLUSTER = pytest.StashKey[tuple[pytest.FixtureDef[Any], Any]]()
-
-
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> None:
-    """Note the cluster of the session, once there is one."""
-    if fixturedef.argname == "bireme_cluster":
-        request.config.stash[_CLUSTER] = (fixturedef, request)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stop it after the last test of this folder: beside those of other tiers it would idle for minutes."""
-    made = item.config.stash.get(_CLUSTER, None)
-    if made is not None and nextitem is not None and Path(__file__).parent not in nextitem.path.parents:
-        fixture, request = made
-        fixture.finish(request)
-        del item.config.stash[_CLUSTER]
 
 
 @pytest.fixture(autouse=True)
