@@ -70,7 +70,8 @@ def wait_for_all(step):""",
 )
 
 
-# What it writes is torn.
+# There is no recorder, or what it writes is torn.
+UNRECORDED = RECORDS.replace("sys.modules[recorder.__name__] = recorder", "pass")
 TORN = RECORDS.replace("pickle.dumps({'entries': made})", "pickle.dumps({'entries': made})[:-9]")
 
 
@@ -83,7 +84,7 @@ def test_the_slowest_rank_is_named_and_the_processes_start_again(
     }  # fmt: skip
     workers = [
         start(script, **env, JOB_COMPLETION_INDEX=str(index), BIREME_NODE=f"node-{index}")
-        for index, script in enumerate((HANGS, TORN))
+        for index, script in enumerate((UNRECORDED, TORN))
     ]
     assert [worker.end(180) for worker in workers] == [0, 0]
     words = [worker.words for worker in workers]

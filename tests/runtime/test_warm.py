@@ -193,7 +193,7 @@ template.close()
 """
 
 
-@pytest.mark.parametrize("restarts", [30, pytest.param(1000, marks=pytest.mark.whole)])
+@pytest.mark.parametrize("restarts", [10, pytest.param(1000, marks=pytest.mark.whole)])
 def test_restarts_leave_no_zombie_thread_or_descriptor(tmp_path: Path, restarts: int) -> None:
     # Each rank leaves four loaders behind.
     loaders = "import os, sys\nfor _ in range(4):\n    if not os.fork():\n        os._exit(0)\nsys.exit(3)\n"
