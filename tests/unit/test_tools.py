@@ -370,6 +370,8 @@ def test_all_tools_together_wait_for_a_silent_host_once(tmp_path: Path) -> None:
 # go build
 
 
+# `make tools` builds with the real compiler too, where no download answers.
+@pytest.mark.whole
 def test_a_tool_without_a_download_is_built_from_its_module(bench: Bench, mirror: Mirror) -> None:
     bench.with_go()
 
