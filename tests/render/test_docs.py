@@ -72,7 +72,7 @@ def test_linting_leaves_no_packaged_dependencies_behind() -> None:
     assert list(ROOT.glob("charts/*/charts/*.tgz")) == []
 
 
-@pytest.mark.parametrize("helm", ["helm", "helm3"])
+@pytest.mark.parametrize("helm", ["helm", pytest.param("helm3", marks=pytest.mark.whole)])
 @pytest.mark.parametrize("chart", CHARTS)
 def test_a_packaged_chart_contains_its_dependencies_and_renders_the_same(
     toolbox: Toolbox, tmp_path: Path, chart: str, helm: str
