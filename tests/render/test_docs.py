@@ -57,7 +57,19 @@ def test_every_installable_chart_has_a_readme(charts: list[Path]) -> None:
     assert [chart.name for chart in charts] == CHARTS
 
 
+def test_charts_have_the_style_that_ct_lint_asks_for() -> None:
+    files = [
+        file for name in ("Chart.yaml", "values.yaml", "ci/*.yaml") for file in ROOT.glob(f"charts/*/{name}")
+    ]
+    yamllint = str(Path(sys.executable).with_name("yamllint"))
+    command = [yamllint, "-c", "hack/lint/yamllint.yaml", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.whole
 def test_ct_lint_passes_for_all_charts(toolbox: Toolbox) -> None:
+    """It lints each chart with each of its values files, as `bireme check` does in each run."""
     folders = [toolbox.path("helm").parent, toolbox.path("ct").parent, Path(sys.executable).parent]
     path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
     command = ["ct", "lint", "--all", "--config", "ct.yaml"]
