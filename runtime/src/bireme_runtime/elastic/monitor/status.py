@@ -100,59 +100,50 @@ class WorkerStatus:
 
     def metrics(self) -> str:
         """The text format of Prometheus."""
-        seen, starts = self._progress, self._starts
+        seen, starts, snapshots = self._progress, self._starts, self.snapshots()
         seen.look()
-        lines: list[str] = []
-
-        def metric(name: str, kind: str, help: str, *values: tuple[str, float]) -> None:
-            lines.append(f"# HELP bireme_{name} {help}\n# TYPE bireme_{name} {kind}")
-            lines.extend(f"bireme_{name}{labels} {value}" for labels, value in values)
-
-        metric("round", "gauge", "Number of the latest round of this worker", ("", starts.round))
-        metric("world_size", "gauge", "Workers in the round; 0 while this one waits", ("", starts.world))
-        metric("rank", "gauge", "Rank of this worker among the workers", ("", starts.rank))
-        causes = [(f'{{cause="{cause}"}}', float(starts.restarts[cause])) for cause in CAUSES]
-        metric("restarts_total", "counter", "Starts of the processes after the first, by cause", *causes)
-        metric("saving", "gauge", "1 while a process writes a checkpoint", ("", int(seen.board.saving)))
-        if seen.step is not None:
-            metric("step", "gauge", "Highest step of the run that this worker has seen", ("", seen.step))
-            metric("steps_per_second", "gauge", "New steps a second", ("", seen.rate))
-        if seen.board.total:
-            metric("total_steps", "gauge", "Steps with which the run is over", ("", seen.board.total))
-        if seen.samples_per_second:
-            told = "Throughput of all workers, as the script prints it"
-            metric("samples_per_second", "gauge", told, ("", seen.samples_per_second))
-        if seen.last:
-            age = max(0.0, time.monotonic() - seen.last)
-            metric("step_age_seconds", "gauge", "Seconds since a step was seen", ("", age))
         steps, now = seen.board.steps(), time.monotonic()
-        ranks = [(f'{{rank="{rank}"}}', *steps[at]) for at, rank in starts.ranks.items() if at in steps]
-        if ranks:
-            behind = [(label, float(number)) for label, number, _ in ranks]
-            ages = [(label, max(0.0, now - when)) for label, _, when in ranks]
-            metric("rank_step", "gauge", "Step that a process has told, by rank", *behind)
-            metric(
-                "rank_step_age_seconds", "gauge", "Seconds since a process has told a step, by rank", *ages
-            )
-        if seen.goodput is not None:
-            useful = "Part of the time since the first new step that went into new steps"
-            metric("goodput_ratio", "gauge", useful, ("", seen.goodput))
-        events = [(f'{{event="{event}"}}', float(starts.happened[event])) for event in EVENTS]
-        metric("events_total", "counter", "Losses that are no number, and slow steps", *events)
-        metric("lost_steps_total", "counter", "Steps that were made again", ("", seen.lost_steps))
-        metric(
-            "lost_seconds_total", "counter", "Seconds between new steps at restarts", ("", seen.lost_seconds)
-        )
-        snapshots = self.snapshots()
-        if snapshots:
-            metric("snapshot_step", "gauge", "Step of the newest snapshot", ("", snapshots["step"]))
-            age = time.time() - snapshots["time"]
-            metric("snapshot_age_seconds", "gauge", "Seconds since the newest snapshot", ("", age))
-            metric("snapshot_copies", "gauge", "Other workers that have it", ("", snapshots["copies"]))
-            blocked = "Seconds that processes have waited for snapshots"
-            metric("snapshot_blocked_seconds_total", "counter", blocked, ("", snapshots["blockedSeconds"]))
-        out = [(f'{{node="{node}"}}', 1.0) for node in starts.excluded]
-        metric("node_excluded", "gauge", "1 for a node on which no worker starts for a while", *out)
+        causes = {f'{{cause="{cause}"}}': float(starts.restarts[cause]) for cause in CAUSES}
+        events = {f'{{event="{event}"}}': float(starts.happened[event]) for event in EVENTS}
+        out = {f'{{node="{node}"}}': 1.0 for node in starts.excluded}
+        told = {f'{{rank="{rank}"}}': steps[at] for at, rank in starts.ranks.items() if at in steps}
+        numbers = {label: float(number) for label, (number, _) in told.items()}
+        ages = {label: max(0.0, now - when) for label, (_, when) in told.items()}
+        age = max(0.0, now - seen.last) if seen.last else None
+        snapshot_age = time.time() - snapshots["time"] if snapshots else None
+        rate = seen.samples_per_second or None
+        useful = "Part of the time since the first new step that went into new steps"
+        blocked = "Seconds that processes have waited for snapshots"
+        found: list[tuple[str, str, float | Mapping[str, float] | None]] = [
+            ("round", "Number of the latest round of this worker", starts.round),
+            ("world_size", "Workers in the round; 0 while this one waits", starts.world),
+            ("rank", "Rank of this worker among the workers", starts.rank),
+            ("restarts_total", "Starts of the processes after the first, by cause", causes),
+            ("saving", "1 while a process writes a checkpoint", int(seen.board.saving)),
+            ("step", "Highest step of the run that this worker has seen", seen.step),
+            ("steps_per_second", "New steps a second", None if seen.step is None else seen.rate),
+            ("total_steps", "Steps with which the run is over", seen.board.total or None),
+            ("samples_per_second", "Throughput of all workers, as the script prints it", rate),
+            ("step_age_seconds", "Seconds since a step was seen", age),
+            ("rank_step", "Step that a process has told, by rank", numbers or None),
+            ("rank_step_age_seconds", "Seconds since a process has told a step, by rank", ages or None),
+            ("goodput_ratio", useful, seen.goodput),
+            ("events_total", "Losses that are no number, and slow steps", events),
+            ("lost_steps_total", "Steps that were made again", seen.lost_steps),
+            ("lost_seconds_total", "Seconds between new steps at restarts", seen.lost_seconds),
+            ("snapshot_step", "Step of the newest snapshot", snapshots.get("step")),
+            ("snapshot_age_seconds", "Seconds since the newest snapshot", snapshot_age),
+            ("snapshot_copies", "Other workers that have it", snapshots.get("copies")),
+            ("snapshot_blocked_seconds_total", blocked, snapshots.get("blockedSeconds")),
+            ("node_excluded", "1 for a node on which no worker starts for a while", out),
+        ]
+        lines: list[str] = []
+        for name, meaning, value in found:
+            if value is not None:
+                kind = "counter" if name.endswith("_total") else "gauge"
+                lines += [f"# HELP bireme_{name} {meaning}", f"# TYPE bireme_{name} {kind}"]
+                values = value if isinstance(value, Mapping) else {"": value}
+                lines += [f"bireme_{name}{labels} {number}" for labels, number in values.items()]
         return "\n".join(lines) + "\n"
 
     def status(self) -> dict[str, Any]:
