@@ -17,7 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Union
 
 from bireme_runtime.dispatcher.service.election import Leadership
 from bireme_runtime.dispatcher.service.keys import Keys, after, datasets_of, last_part, trainers_of
@@ -44,9 +44,8 @@ MOST_DATASETS = 1000
 
 log = logging.getLogger("bireme_runtime")
 
-# A function that makes the answer after the commit, when revisions are known; None if the request has to
-# wait.
-Reply = Optional[Callable[[], Answer]]
+# An answer, or what makes it after the commit, when revisions are known; None if the request has to wait.
+Reply = Union[Answer, Callable[[], Answer], None]
 
 
 class _Conflict(etcd.EtcdError):
@@ -152,10 +151,6 @@ class DatasetState:
         self.ready: deque[tuple[int, str]] = deque()
         self.again: deque[tuple[int, str]] = deque()
 
-    def close(self) -> None:
-        """Note that etcd has it as finished."""
-        self.is_closed = True
-
     @property
     def todo(self) -> int:
         """The number of shards of the pass that are neither held nor done nor given up."""
@@ -260,7 +255,7 @@ class Coordinator:
     def _in_one_batch(self, requests: Iterable[TrainerRequest]) -> list[Answer | None]:
         with self._synchronised():
             replies = [self._perform(request) for request in requests]
-        return [reply() if reply else None for reply in replies]
+        return [reply() if callable(reply) else reply for reply in replies]
 
     def _by_itself(self, request: TrainerRequest) -> Answer | None:
         """Handle a request of a failed batch alone, so that its failure does not affect others."""
@@ -278,7 +273,7 @@ class Coordinator:
         """Decide on one request and add its changes to the transaction."""
         if request.dataset not in self.datasets and request.verb in ("delete", "finished"):
             # Who only asks, which anybody may, makes no dataset.
-            return _ready(Answer(200, {"gone": True})) if request.verb == "delete" else None
+            return Answer(200, {"gone": True}) if request.verb == "delete" else None
         try:
             state = self._state_of(request.dataset)
             act: Callable[[DatasetState, TrainerRequest], Reply] = getattr(
@@ -286,14 +281,14 @@ class Coordinator:
             )
             return act(state, request)
         except BadRequest as bad:
-            return _ready(refusal(400, str(bad)))
+            return refusal(400, str(bad))
 
     def _state_of(self, dataset: str) -> DatasetState:
         if dataset not in self.datasets:
             if len(self.datasets) >= MOST_DATASETS:
                 raise BadRequest(f"there are {MOST_DATASETS} datasets: delete those that are over")
             state = self.datasets[dataset] = DatasetState(Keys(self._prefix, dataset))
-            self._change([], [etcd.put_op(state.keys.registered, "")], [state.keys.registered])
+            self._change([etcd.put_op(state.keys.registered, "")])
         return self.datasets[dataset]
 
     def is_defined(self, dataset: str) -> bool:
@@ -318,22 +313,21 @@ class Coordinator:
         wanted = request.definition
         assert wanted is not None
         if state.goes:
-            return _ready(refusal(503, f"dataset {state.keys.dataset} is being deleted: try again"))
+            return refusal(503, f"dataset {state.keys.dataset} is being deleted: try again")
         if state.definition is not None:
             if state.definition == wanted:
-                return _ready(Answer(200, {"added": False}))
+                return Answer(200, {"added": False})
             difference = f"dataset {state.keys.dataset} exists already, with other shards, passes or limits"
-            return _ready(refusal(409, f"{difference}: choose another name"))
+            return refusal(409, f"{difference}: choose another name")
         blocks = state.keys.blocks(wanted.digest)
         if self._client.count(blocks, after(blocks)) != wanted.blocks:
-            return _ready(Answer(409, {"error": "not all names of the shards have arrived", "missing": True}))
+            return Answer(409, {"error": "not all names of the shards have arrived", "missing": True})
         state.definition, state.started = wanted, self._clock()
-        keys = [state.keys.meta, state.keys.current_pass]
-        puts = [etcd.put_op(keys[0], wanted.to_json()), etcd.put_op(keys[1], _pass_record(0, False))]
-        self._change(
-            [etcd.key_is_unchanged(key, 0) for key in keys], puts, keys, _sets(state, "pass_revision")
-        )
-        return _ready(Answer(200, {"added": True}))
+        values = {state.keys.meta: wanted.to_json(), state.keys.current_pass: _pass_record(0, False)}
+        puts = [etcd.put_op(key, value) for key, value in values.items()]
+        new = [etcd.key_is_unchanged(key, 0) for key in values]
+        self._change(puts, new, _sets(state, "pass_revision"))
+        return Answer(200, {"added": True})
 
     def _do_join(self, state: DatasetState, request: TrainerRequest) -> Reply:
         trainer = state.trainers.get(request.trainer)
@@ -342,23 +336,22 @@ class Coordinator:
             state.trainers[trainer.id] = trainer
             key = state.keys.trainer(trainer.id)
             put = etcd.put_op(key, "", trainer.lease)
-            self._change([etcd.key_is_same(key, 0)], [put], [key], _sets(trainer, "created"))
-        return _ready(Answer(200, {"trainer": trainer.id}))
+            self._change([put], [etcd.key_is_same(key, 0)], _sets(trainer, "created"))
+        return Answer(200, {"trainer": trainer.id})
 
-    def _do_settle(self, state: DatasetState, request: TrainerRequest) -> Reply:
+    def _do_settle(self, state: DatasetState, request: TrainerRequest) -> Answer:
         kept = [self._acknowledge(state, request.trainer, each) for each in request.done]
         for each in request.failed:
             self._give_back(state, each, "failed")
         for each in request.released:
             self._give_back(state, each, "released")
-        return _ready(Answer(200, {"acknowledged": kept}))
+        return Answer(200, {"acknowledged": kept})
 
     def _do_next(self, state: DatasetState, request: TrainerRequest) -> Reply:
-        settled = self._do_settle(state, request)
+        body = dict(self._do_settle(state, request).body)
         trainer = state.trainers.get(request.trainer)
         if trainer is None:
-            return _ready(refusal(410, f"the lease of trainer {request.trainer} has ended: join again"))
-        body = dict(settled().body) if settled else {}
+            return refusal(410, f"the lease of trainer {request.trainer} has ended: join again")
         if any(not held.token for held in trainer.hand.values()):
             self._commit()
         lost = [held for held in trainer.hand.values() if held.token and held.token not in request.have]
@@ -366,10 +359,10 @@ class Coordinator:
         if held is not None:
             return _handed(state, held, body)
         if request.ahead:
-            return _ready(Answer(200, {**body, "wait": True}))
+            return Answer(200, {**body, "wait": True})
         self._settle(state)
         if state.over:
-            return _ready(Answer(200, {**body, "over": True}))
+            return Answer(200, {**body, "over": True})
         # That may have ended the pass and started the next one.
         held = self._hand_out(state, trainer)
         return _handed(state, held, body) if held is not None else None
@@ -378,33 +371,33 @@ class Coordinator:
         self._do_settle(state, request)
         is_known = request.trainer in state.trainers
         self._remove_trainer(state, request.trainer, "lost" if request.lost else "released", request.lost)
-        return _ready(Answer(200, {"left": is_known}))
+        return Answer(200, {"left": is_known})
 
     def _do_once(self, state: DatasetState, request: TrainerRequest) -> Reply:
         if request.trainer not in state.trainers:
-            return _ready(refusal(410, f"the lease of trainer {request.trainer} has ended: join again"))
+            return refusal(410, f"the lease of trainer {request.trainer} has ended: join again")
         task = state.tasks.get(request.name)
         if task is not None and task.trainer != request.trainer:
-            return None if task.trainer else _ready(Answer(200, {"state": "done"}))
+            return None if task.trainer else Answer(200, {"state": "done"})
         if task is None:
             task = state.tasks[request.name] = Task(request.trainer)
             self._write_task(state, request.name, task)
-        return _ready(Answer(200, {"state": "yours"}))
+        return Answer(200, {"state": "yours"})
 
     def _do_once_done(self, state: DatasetState, request: TrainerRequest) -> Reply:
         task = state.tasks.get(request.name)
         if task is None or task.trainer not in ("", request.trainer):
-            return _ready(refusal(410, f"{request.name} is no longer this trainer's task"))
+            return refusal(410, f"{request.name} is no longer this trainer's task")
         if task.trainer:
             task.trainer = ""
             self._write_task(state, request.name, task)
-        return _ready(Answer(200, {"state": "done"}))
+        return Answer(200, {"state": "done"})
 
     def _do_once_failed(self, state: DatasetState, request: TrainerRequest) -> Reply:
         task = state.tasks.get(request.name)
         if task is not None and task.trainer == request.trainer:
             self._drop_task(state, request.name)
-        return _ready(Answer(200, {}))
+        return Answer(200, {})
 
     def _do_delete(self, state: DatasetState, request: TrainerRequest) -> Reply:
         if state.trainers:
@@ -412,16 +405,16 @@ class Coordinator:
             sentence = (
                 f"dataset {state.keys.dataset} has {len(state.trainers)} trainers ({some}): end them first"
             )
-            return _ready(refusal(409, sentence))
+            return refusal(409, sentence)
         if not state.goes:
             # Marks go first: a dataset of the same name must not find them.
             state.over = state.finished = state.goes = True
             put = etcd.put_op(state.keys.finished, _GOES)
-            self._change([], [put], [state.keys.finished], lambda revision: state.close())
+            self._change([put], then=_sets(state, "is_closed", True))
         return None
 
     def _do_finished(self, state: DatasetState, request: TrainerRequest) -> Reply:
-        return _ready(Answer(200, {"finished": True})) if state.finished else None
+        return Answer(200, {"finished": True}) if state.finished else None
 
     def report(self) -> dict[str, Any]:
         """The status."""
@@ -451,24 +444,19 @@ class Coordinator:
         """Delete some of the keys of a dataset that is over; at last all but what its status needs."""
         keys, shards = state.keys, state.definition.shards if state.definition else 0
 
-        def swept(number: float) -> Callable[[int], None]:
-            return lambda revision: setattr(state, "swept", number)
-
         if state.swept < shards:
             first, end = int(state.swept), int(state.swept) + _SWEPT
             marks = keys.done(state.number, first), keys.done(state.number, end)
-            self._change([], [etcd.delete_op(*marks)], [marks[0]], swept(end))
+            self._change([etcd.delete_op(*marks)], then=_sets(state, "swept", end))
         elif state.goes:
             del self.datasets[keys.dataset]
             everything = etcd.delete_op(keys.root, after(keys.root))
-            self._change([], [everything, etcd.delete_op(keys.registered)], [keys.root, keys.registered])
+            self._change([everything, etcd.delete_op(keys.registered)])
         elif state.swept < math.inf:
-            rest = [
-                (each, after(each)) for each in (keys.all_done, keys.all_blocks, keys.tries(state.number))
-            ]
+            whole = (keys.all_done, keys.all_blocks, keys.tries(state.number))
             # The status shows what was given up in the last pass.
-            rest.append((keys.failed(0), keys.failed(state.number)))
-            self._change([], [etcd.delete_op(*each) for each in rest], [keys.all_done], swept(math.inf))
+            rest = [*((each, after(each)) for each in whole), (keys.failed(0), keys.failed(state.number))]
+            self._change([etcd.delete_op(*each) for each in rest], then=_sets(state, "swept", math.inf))
 
     def trainers_are(self, alive: set[str], revision: int) -> None:
         """Take back the shards of trainers whose keys are not in `alive`, as read at `revision`."""
@@ -520,7 +508,7 @@ class Coordinator:
         record = {"trainer": trainer.id, "name": name, "since": round(self._wall(), 3)}
         if ahead:
             record["ahead"] = True
-        self._change(compare, [etcd.put_op(key, json.dumps(record))], [key], _sets(held, "token"))
+        self._change([etcd.put_op(key, json.dumps(record))], compare, _sets(held, "token"))
         return held
 
     def _take(self, state: DatasetState) -> tuple[int, str] | None:
@@ -605,7 +593,7 @@ class Coordinator:
         state.done += 1
         done = state.keys.done(state.number, settled.shard)
         record = json.dumps({"trainer": held.trainer, "token": settled.token})
-        self._change_held(state, held, [etcd.put_op(done, record)], [done], [etcd.key_is_unchanged(done, 0)])
+        self._change_held(state, held, [etcd.put_op(done, record)], [etcd.key_is_unchanged(done, 0)])
         worker = state.trainers.get(held.trainer)
         if worker is not None:
             work, now = worker.work, self._clock()
@@ -659,7 +647,7 @@ class Coordinator:
             # A lost trainer's shard goes to the front, so that the end of the pass need not wait for it.
             (state.returned.appendleft if reason == "lost" else state.again.append)((held.shard, held.name))
             state.redispatched[reason] += 1
-        self._change_held(state, held, [etcd.put_op(key, json.dumps(record))], [key])
+        self._change_held(state, held, [etcd.put_op(key, json.dumps(record))])
 
     def _return_ahead(self, state: DatasetState, trainer: str) -> None:
         """Return shards that a trainer was given ahead. It has not begun them, so no failure counts."""
@@ -695,8 +683,7 @@ class Coordinator:
         for what in [what for what, task in state.tasks.items() if task.trainer == name]:
             self._drop_task(state, what)
         del state.trainers[name]
-        key = state.keys.trainer(name)
-        self._change([], [etcd.delete_op(key)], [key])
+        self._change([etcd.delete_op(state.keys.trainer(name))])
 
     # Passes ----------------------------------------
 
@@ -709,8 +696,7 @@ class Coordinator:
             self._begin_pass(state, definition)
         if state.over and not state.finished and not state.trainers:
             state.finished = True
-            finished = [etcd.put_op(state.keys.finished, "")]
-            self._change([], finished, [state.keys.finished], lambda revision: state.close())
+            self._change([etcd.put_op(state.keys.finished, "")], then=_sets(state, "is_closed", True))
 
     def _check_counts(self, state: DatasetState, definition: Definition) -> None:
         """Compare the counts in memory with the marks in etcd. This is done once, at the end of a pass."""
@@ -737,7 +723,7 @@ class Coordinator:
             etcd.delete_op(keys.tries(ended), after(keys.tries(ended))),
         ]
         compare = [etcd.key_is_unchanged(keys.current_pass, state.pass_revision)]
-        self._change(compare, puts, [keys.current_pass, keys.ended(ended)], _sets(state, "pass_revision"))
+        self._change(puts, compare, _sets(state, "pass_revision"))
         # The next comparison needs the revision of this commit.
         self._commit()
 
@@ -747,12 +733,12 @@ class Coordinator:
         key = state.keys.once(what)
         self._commit()
         put = etcd.put_op(key, json.dumps({"trainer": task.trainer}))
-        self._change([etcd.key_is_unchanged(key, task.revision)], [put], [key], _sets(task, "revision"))
+        self._change([put], [etcd.key_is_unchanged(key, task.revision)], _sets(task, "revision"))
         self._commit()
 
     def _drop_task(self, state: DatasetState, what: str) -> None:
         task, key = state.tasks.pop(what), state.keys.once(what)
-        self._change([etcd.key_is_unchanged(key, task.revision)], [etcd.delete_op(key)], [key])
+        self._change([etcd.delete_op(key)], [etcd.key_is_unchanged(key, task.revision)])
 
     # etcd ----------------------------------------
 
@@ -761,23 +747,22 @@ class Coordinator:
         state: DatasetState,
         held: Held,
         operations: Sequence[dict[str, Any]] = (),
-        keys: Sequence[str] = (),
         compare: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Delete the key of a held shard, together with other changes."""
         key = state.keys.held(held.shard)
         unchanged = etcd.key_is_unchanged(key, held.token)
-        self._change([unchanged, *compare], [etcd.delete_op(key), *operations], [key, *keys])
+        self._change([etcd.delete_op(key), *operations], [unchanged, *compare])
 
     def _change(
         self,
-        compare: Sequence[dict[str, Any]],
         operations: Sequence[dict[str, Any]],
-        keys: Sequence[str],
+        compare: Sequence[dict[str, Any]] = (),
         then: Callable[[int], None] | None = None,
     ) -> None:
         """Add a change to the transaction. Commit first if it is full or has the same keys."""
         pending = self._transaction
+        keys = {request["key"] for operation in operations for request in operation.values()}
         too_many = (
             max(len(pending.compare) + len(compare), len(pending.operations) + len(operations)) >= _MOST
         )
@@ -901,10 +886,6 @@ def _keep_counts(before: DatasetState, now: DatasetState) -> None:
             trainer.work = known.work
 
 
-def _ready(answer: Answer) -> Callable[[], Answer]:
-    return lambda: answer
-
-
 def _handed(state: DatasetState, held: Held, body: Mapping[str, Any]) -> Callable[[], Answer]:
     """Gives a shard: its token is known after the commit."""
     told = {"shard": held.shard, "name": held.name, "pass": state.number}
@@ -915,6 +896,6 @@ def _pass_record(number: int, over: bool) -> str:
     return json.dumps({"number": number, "over": over})
 
 
-def _sets(target: object, name: str) -> Callable[[int], None]:
-    """Keeps the revision of a commit as an attribute."""
-    return lambda revision: setattr(target, name, revision)
+def _sets(target: object, name: str, value: float | None = None) -> Callable[[int], None]:
+    """Sets an attribute after a commit, to its revision where there is no other value."""
+    return lambda revision: setattr(target, name, revision if value is None else value)

@@ -134,18 +134,10 @@ class Unkillable(Stop):
 class Backend:
     """What the supervisor does for a rendezvous backend, beside torchrun. For most backends nothing."""
 
-    @property
-    def fenced(self) -> bool:
-        """Whether processes run that must not, because others may soon form a world without them."""
-        return False
-
-    @property
-    def trains(self) -> bool:
-        """Whether processes of a world run, as far as is known, rather than wait for one."""
-        return True
-
-    def expel(self) -> None:
-        """The processes that are left may commit nothing any more."""
+    def __init__(self) -> None:
+        # Without leases there is no deadline, and processes are thought to train as soon as they run.
+        self.board = fence.Board.new()
+        self.board.token = 1
 
     def wait(self) -> None:
         """Wait until torchrun can start. Raises Stop when that takes too long."""
@@ -199,6 +191,7 @@ class EtcdBackend(Backend):
     """The backend `bireme-etcd`, which keeps leases and the mark of success in etcd."""
 
     def __init__(self, options: AgentSettings, env: Mapping[str, str]) -> None:
+        super().__init__()
         try:
             settings = rules.RunSettings.from_config(
                 options.run_id, options.min_nodes, options.max_nodes, options.conf
@@ -212,25 +205,11 @@ class EtcdBackend(Backend):
             self._client.expect(torch_handler.first_workers(env))
         except (ValueError, OSError) as error:
             raise Stop(CONFIG, str(error)) from None
-        self._wait_seconds = options.wait_seconds
-        self._root = settings.root
-        self._prefix, self._run_id = settings.prefix, settings.run_id
-        self._ttl = settings.lease_ttl
+        self._wait_seconds, self._settings, self._root = options.wait_seconds, settings, settings.root
         lock = env.get("BIREME_LOCK", "")
         self._lock = RunLock(self._client, replace(settings, lock=lock)) if lock else None
-        self._board = fence.Board.new()
         self._base = ""
-
-    @property
-    def fenced(self) -> bool:
-        return self._board.expired
-
-    @property
-    def trains(self) -> bool:
-        return self._board.token > 0
-
-    def expel(self) -> None:
-        self._board.expel()
+        self.board.clear()
 
     def wait(self) -> None:
         try:
@@ -242,8 +221,8 @@ class EtcdBackend(Backend):
 
     def environment(self) -> dict[str, str]:
         self._base = membership.new_base(socket.gethostname())
-        self._board.clear()
-        return {"BIREME_MEMBER": self._base, fence.BOARD: self._board.path, **self._shared}
+        self.board.clear()
+        return {"BIREME_MEMBER": self._base, fence.BOARD: self.board.path, **self._shared}
 
     def succeeded(self) -> bool:
         try:
@@ -257,7 +236,7 @@ class EtcdBackend(Backend):
             for lease in self._leases():
                 asked = fence.now()
                 self._client.lease_keepalive(lease)
-                self._board.extend(asked + fence.KILL_SHARE * self._ttl)
+                self.board.extend(asked + fence.KILL_SHARE * self._settings.lease_ttl)
 
     def release(self) -> None:
         deadline = time.monotonic() + _RELEASE_SECONDS
@@ -274,7 +253,7 @@ class EtcdBackend(Backend):
     def forget(self) -> None:
         with contextlib.suppress(etcd.EtcdError):
             for kind in (".failures", ".history"):
-                root = f"{self._prefix}{kind}/{self._run_id}"
+                root = f"{self._settings.prefix}{kind}/{self._settings.run_id}"
                 self._client.delete_span(f"{root}/", f"{root}0")
 
     def has_begun(self) -> bool:
@@ -285,7 +264,7 @@ class EtcdBackend(Backend):
             return True
 
     def waits(self) -> str:
-        holder = self._lock.holder() if self._lock and not self.trains else None
+        holder = self._lock.holder() if self._lock and not self.board.token else None
         if holder is None:
             return ""
         return f"run {holder.run} to end: it trains with {holder.members} workers"
@@ -306,10 +285,10 @@ class EtcdBackend(Backend):
             return kv is not None and kv.value == index
 
     def ledger(self) -> failures.EtcdLedger:
-        return failures.EtcdLedger(self._client, self._prefix, self._run_id)
+        return failures.EtcdLedger(self._client, self._settings.prefix, self._settings.run_id)
 
     def history(self) -> history.History:
-        return history.History(self._client, self._prefix, self._run_id, self.ledger())
+        return history.History(self._client, self._settings.prefix, self._settings.run_id, self.ledger())
 
     def _leases(self) -> tuple[int, ...]:
         return membership.leases_of(self._client, self._root, self._base) if self._base else ()
@@ -319,6 +298,7 @@ class C10dBackend(Backend):
     """torch's own backend `c10d`, a store on worker 0. docs/failures.md lists its limits."""
 
     def __init__(self, options: AgentSettings) -> None:
+        super().__init__()
         self._options = options
         try:
             self._endpoint = parse_address(options.endpoint)
@@ -435,7 +415,7 @@ class Supervisor:
         """
         left = self._kill_processes()
         if left:
-            self._backend.expel()
+            self._backend.board.expel()
             raise Unkillable(left[0])
         self._backend.release()
 
@@ -524,9 +504,9 @@ class Supervisor:
             while agent not in ended:
                 since = time.monotonic()
                 children.wait(_FENCE_SECONDS, ended)
-                if self._backend.trains:
+                if self._backend.board.token:
                     self._stable_seconds += time.monotonic() - since
-                if self._backend.fenced and agent not in ended:
+                if self._backend.board.expired and agent not in ended:
                     self._kill_processes()
                     return End(report.AGENT, -signal.SIGKILL, f"{_NOT_RENEWED}: its processes were killed")
                 if self._observer.verdict and agent not in ended:
@@ -568,7 +548,7 @@ class Supervisor:
         deadline = time.monotonic() + grace
         with _repeating(self._backend.hold, 1.0):
             while left := children.wait_for_end(trainers, min(grace, _FENCE_SECONDS)):
-                if self._backend.fenced:
+                if self._backend.board.expired:
                     # Before the block ends: the thread in it may be waiting for etcd.
                     children.kill_descendants()
                     say(f"{_NOT_RENEWED}: {len(left)} training processes have no more time to save")
