@@ -374,7 +374,9 @@ class Client:
 
     def _stream(self, path: str, requests: list[dict[str, Any]], idle_timeout: float | None) -> _Stream:
         body = "\n".join(map(json.dumps, requests))
-        return self._first(lambda *asked: self._open_stream(path, body, idle_timeout, *asked))[1]
+        stream: _Stream
+        _, stream = self._first(lambda *asked: self._open_stream(path, body, idle_timeout, *asked))
+        return stream
 
     def _open_stream(
         self, path: str, body: str, idle_timeout: float | None, endpoint: Endpoint, token: str

@@ -23,17 +23,7 @@ from datetime import timedelta
 from typing import Any
 
 from bireme_runtime.elastic import fence
-from bireme_runtime.elastic.agent import launchers, pairs, torch_handler, warm
-from bireme_runtime.elastic.agent.report import (
-    AGENT,
-    CONFIG,
-    MACHINE,
-    RENDEZVOUS,
-    SCRIPT,
-    SUCCESS,
-    USAGE,
-    Reporter,
-)  # fmt: skip
+from bireme_runtime.elastic.agent import launchers, pairs, report, torch_handler, warm
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.snapshots import plan
 from bireme_runtime.process import children, devices, environment
@@ -52,8 +42,7 @@ def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
 
     ``template``: ranks are forked from it.
     """
-    reporter = Reporter.from_env()
-    report = reporter.ended
+    reporter = report.Reporter.from_env()
     try:
         check_release(importlib.import_module("torch").__version__)
         run = importlib.import_module("torch.distributed.run")
@@ -65,17 +54,17 @@ def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
         run.main(list(argv))
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-        report(USAGE if code else SUCCESS, code, "torchrun rejects its arguments")
+        reporter.ended(report.USAGE if code else report.SUCCESS, code, "torchrun rejects its arguments")
         return code
     except Exception as error:
         cause, code = classify(error)
-        report(cause, code, f"{type(error).__name__}: {error}".splitlines()[0])
-        if cause == AGENT:
+        reporter.ended(cause, code, f"{type(error).__name__}: {error}".splitlines()[0])
+        if cause == report.AGENT:
             traceback.print_exc()
         else:
             print(error, file=sys.stderr, flush=True)
         return code
-    report(SUCCESS, 0, "")
+    reporter.ended(report.SUCCESS, 0, "")
     return 0
 
 
@@ -121,35 +110,30 @@ def check_arguments(run: Any, argv: Sequence[str]) -> None:
         raise kind(str(error)) from error
 
 
-def classify(error: Exception) -> tuple[str, int]:
+def classify(error: Any) -> tuple[str, int]:
     """The cause and the exit code for an exception that ended torchrun."""
     names = {each.__name__ for each in type(error).__mro__}
     if "ChildFailedError" in names:
-        return SCRIPT, _exit_code(error)
+        # The exit code of the first process that failed, as a shell reports it.
+        code = int(error.get_first_failure()[1].exitcode)
+        return report.SCRIPT, as_shell(code) if -128 < code < 256 and code else 1
     if "RendezvousError" in names or "DistError" in names or isinstance(error, StoreSilent):
-        return RENDEZVOUS, 1
+        return report.RENDEZVOUS, 1
     if isinstance(error, (ArgumentError, KernelsMissing, ModuleNotFoundError)):
-        return CONFIG, 1
+        return report.CONFIG, 1
     if isinstance(error, (DeviceMissing, ImportError, pairs.Unfit, membership.ThreadEnded)):
-        return MACHINE, 1
-    return AGENT, 1
+        return report.MACHINE, 1
+    return report.AGENT, 1
 
 
-def _exit_code(error: Any) -> int:
-    """The exit code of the first process that failed, as a shell reports it."""
-    code = int(error.get_first_failure()[1].exitcode)
-    return as_shell(code) if -128 < code < 256 and code else 1
-
-
-def adapt_torch(reporter: Reporter) -> None:
+def adapt_torch(reporter: report.Reporter) -> None:
     """Adapt torch to the supervisor and to the rendezvous."""
     api = importlib.import_module("torch.distributed.elastic.rendezvous.api")
     api.rendezvous_handler_registry.register(torch_handler.BACKEND, torch_handler.create_handler)
-    _end_together()
-    _tell_of_processes(reporter)
+    _adapt_agent(reporter)
 
     def give_up() -> None:
-        reporter.ended(MACHINE, 1, "a training process did not end on SIGKILL")
+        reporter.ended(report.MACHINE, 1, "a training process did not end on SIGKILL")
         # The main thread waits for that process. Nothing renews the lease any more.
         os._exit(1)
 
@@ -164,20 +148,29 @@ def adapt_torch(reporter: Reporter) -> None:
         _do_without_libuv()
 
 
-def _end_together() -> None:
-    """Let an agent succeed only when all members of its round have finished.
+def _adapt_agent(reporter: report.Reporter) -> None:
+    """Let the agent tell the supervisor of processes, and succeed only when all of its round have finished.
 
-    torch's own exit barrier ends with success also when an agent is gone, or is not there within 300 seconds.
-    Here an agent whose processes have succeeded counts as healthy until all have, so that it still joins the
-    next round when another member fails.
+    When a process has failed, it waits for whether to go on. torch's own exit barrier ends with success also
+    when an agent is gone, or is not there within 300 seconds. Here an agent whose processes have succeeded
+    counts as healthy until all have, so that it still joins the next round when another member fails.
     """
     api = importlib.import_module("torch.distributed.elastic.agent.server.api")
     agent = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
     local = agent.LocalElasticAgent
-    monitor, barrier = local._monitor_workers, local._exit_barrier
+    monitor, start, assign = local._monitor_workers, local._start_workers, local._assign_worker_ranks
+    barrier = local._exit_barrier
+
+    def assign_worker_ranks(self: Any, *arguments: Any) -> Any:
+        handler = self.get_worker_group().spec.rdzv_handler
+        return _unless_broken(handler, lambda: assign(self, *arguments))
 
     def monitor_workers(self: Any, group: Any) -> Any:
         result, handler = monitor(self, group), group.spec.rdzv_handler
+        if result.state == api.WorkerState.FAILED and result.failures:
+            rank, failure = min(result.failures.items(), key=lambda each: (each[1].timestamp, each[0]))
+            if reporter.failed(_round(), group.group_world_size, rank, int(failure.exitcode)):
+                self._remaining_restarts = group.spec.max_restarts
         if result.state != api.WorkerState.SUCCEEDED:
             return result
         if hasattr(handler, "all_finished"):
@@ -193,12 +186,31 @@ def _end_together() -> None:
             return result
         return api.RunResult(state=api.WorkerState.HEALTHY) if healthy else result
 
+    def start_workers(self: Any, group: Any) -> Any:
+        handler = group.spec.rdzv_handler
+        here = (group.store, group.group_rank, group.group_world_size)
+        if fence.ROUND in os.environ and hasattr(handler, "only_arrivals"):
+
+            def over() -> bool:
+                return bool(handler.num_nodes_waiting()) and not handler.only_arrivals
+
+            _unless_broken(handler, lambda: pairs.check(*here, over, log_of("agent")))
+            _unless_broken(handler, lambda: plan.meet(*here, os.environ, log_of("agent")))
+        if launchers.starts_nodes(os.environ):
+            _unless_broken(handler, lambda: launchers.meet(*here))
+        reporter.starting(_round(), group.group_rank, group.group_world_size)
+        ids: Mapping[int, Any] = start(self, group)
+        ranks = {int(pid): (group.workers[at].global_rank, at) for at, pid in ids.items()}
+        reporter.started(ranks)
+        return ids
+
     def exit_barrier(self: Any) -> None:
         handler = self.get_worker_group().spec.rdzv_handler
         if not hasattr(handler, "all_finished") and handler.get_backend() != "c10d":
             barrier(self)
 
-    local._monitor_workers, local._exit_barrier = monitor_workers, exit_barrier
+    local._monitor_workers, local._start_workers = monitor_workers, start_workers
+    local._assign_worker_ranks, local._exit_barrier = assign_worker_ranks, exit_barrier
 
 
 class C10dFinish:
@@ -235,48 +247,6 @@ class C10dFinish:
         if holder is None or len(holder.state.participants) >= self._world:
             self._whole = time.monotonic()
         return time.monotonic() - self._whole > _SEEN_SECONDS
-
-
-def _tell_of_processes(reporter: Reporter) -> None:
-    """Tell the supervisor when processes start, and when one fails; then wait for whether to go on."""
-    api = importlib.import_module("torch.distributed.elastic.agent.server.api")
-    agent = importlib.import_module("torch.distributed.elastic.agent.server.local_elastic_agent")
-    local = agent.LocalElasticAgent
-    monitor, start, assign = local._monitor_workers, local._start_workers, local._assign_worker_ranks
-
-    def assign_worker_ranks(self: Any, *arguments: Any) -> Any:
-        handler = self.get_worker_group().spec.rdzv_handler
-        return _unless_broken(handler, lambda: assign(self, *arguments))
-
-    def monitor_workers(self: Any, group: Any) -> Any:
-        result = monitor(self, group)
-        if result.state == api.WorkerState.FAILED and result.failures:
-            rank, failure = min(result.failures.items(), key=lambda each: (each[1].timestamp, each[0]))
-            if reporter.failed(_round(), group.group_world_size, rank, int(failure.exitcode)):
-                self._remaining_restarts = group.spec.max_restarts
-        return result
-
-    def start_workers(self: Any, group: Any) -> Any:
-        handler = group.spec.rdzv_handler
-        if fence.ROUND in os.environ and hasattr(handler, "only_arrivals"):
-
-            def over() -> bool:
-                return bool(handler.num_nodes_waiting()) and not handler.only_arrivals
-
-            here = (group.store, group.group_rank, group.group_world_size)
-            _unless_broken(handler, lambda: pairs.check(*here, over, log_of("agent")))
-            _unless_broken(handler, lambda: plan.meet(*here, os.environ, log_of("agent")))
-        if launchers.starts_nodes(os.environ):
-            here = (group.store, group.group_rank, group.group_world_size)
-            _unless_broken(handler, lambda: launchers.meet(*here))
-        reporter.starting(_round(), group.group_rank, group.group_world_size)
-        ids: Mapping[int, Any] = start(self, group)
-        ranks = {int(pid): (group.workers[at].global_rank, at) for at, pid in ids.items()}
-        reporter.started(ranks)
-        return ids
-
-    local._monitor_workers, local._start_workers = monitor_workers, start_workers
-    local._assign_worker_ranks = assign_worker_ranks
 
 
 def _unless_broken(handler: Any, ask: Callable[[], Any]) -> Any:
@@ -344,14 +314,8 @@ def _has_libuv() -> bool:
         return False
     store = importlib.import_module("torch.distributed").TCPStore
     try:
-        store(
-            "127.0.0.1",
-            0,
-            is_master=True,
-            timeout=timedelta(seconds=5),
-            wait_for_workers=False,
-            use_libuv=True,
-        )
+        limit = timedelta(seconds=5)
+        store("127.0.0.1", 0, is_master=True, timeout=limit, wait_for_workers=False, use_libuv=True)
     except RuntimeError as error:
         return "libuv" not in str(error)
     return True

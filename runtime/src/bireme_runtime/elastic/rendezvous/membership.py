@@ -35,22 +35,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bireme_runtime.elastic import fence
+from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.elastic.rendezvous.lock import Locked, RunLock
-from bireme_runtime.elastic.rendezvous.rules import (
-    CLOSED,
-    SUCCESS,
-    Decision,
-    Joined,
-    Member,
-    Over,
-    Propose,
-    Round,
-    RunSettings,
-    View,
-    Wait,
-    decide,
-    view_of,
-)
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
@@ -122,7 +108,7 @@ class Rendezvous:
     def __init__(
         self,
         client: etcd.Client,
-        settings: RunSettings,
+        settings: rules.RunSettings,
         identity: Identity,
         board: fence.Board | None = None,
         may_join: Callable[[], bool] = lambda: True,
@@ -145,7 +131,7 @@ class Rendezvous:
         # The client for renewals has a timeout shorter than the lease.
         self._renewal_client = client.with_timeout(max(1.0, settings.lease_ttl / 6))
         self._changed = threading.Condition()
-        self._view = View()
+        self._view = rules.View()
         self._reading = 0
         self._wanted_reading = 0
         # For a member outside of the latest round: the living member with the first key, once it is found.
@@ -184,7 +170,7 @@ class Rendezvous:
         self._check_threads()
         self._start_threads()
         while True:
-            if self._registration is None or self._registration.lost:
+            if self._registration is None:
                 self._wait_for_lock()
             with contextlib.suppress(Locked):
                 return self._join(time.monotonic() + self.settings.join_timeout)
@@ -195,33 +181,28 @@ class Rendezvous:
         while True:
             with self._changed:
                 self._check_threads()
-                registration = self._registration
-                lost = registration is None or registration.lost
-                reading = self._view
-                decision = self._decide() if registration and not lost else Wait("a new lease")
-                if self._is_spare() and not isinstance(decision, Propose):
+                registration, reading = self._registration, self._view
+                decision = self._decide() if registration else rules.Wait("a new lease")
+                round = reading.round
+                is_left_over = registration and round and registration.member.id not in round.ids
+                if is_left_over and not reading.leavers() and not isinstance(decision, rules.Propose):
+                    # As far as it knows, the others train without it: it waits as long as they do.
                     deadline = time.monotonic() + self.settings.join_timeout
-                if isinstance(decision, Joined) and self._uncertain():
-                    decision = Wait("etcd to renew its lease")
-                if isinstance(decision, Propose) and self._unsettled() > 0:
-                    decision = Wait("leases that may still live in other data of etcd", self._unsettled())
-                if isinstance(decision, Joined):
+                if isinstance(decision, rules.Joined) and self._uncertain():
+                    decision = rules.Wait("etcd to renew its lease")
+                if isinstance(decision, rules.Propose) and (left := self._unsettled()) > 0:
+                    decision = rules.Wait("leases that may still live in other data of etcd", left)
+                if isinstance(decision, rules.Joined):
                     return self._enter(decision)
-                if isinstance(decision, Wait) and not lost:
+                if isinstance(decision, rules.Wait) and registration:
                     self._wait(decision, deadline, progress)
                     continue
-            if isinstance(decision, Over):
+            if isinstance(decision, rules.Over):
                 raise RunOver(decision.outcome)
-            if isinstance(decision, Propose) and registration is not None:
+            if isinstance(decision, rules.Propose) and registration is not None:
                 self._propose(decision.round, registration, reading, deadline, progress)
             else:
                 self._get_ready(deadline)
-
-    def _is_spare(self) -> bool:
-        """Whether the others train without this member, as far as it knows; it waits as long as they do."""
-        round = self._view.round
-        me = self._registration.member.id if self._registration else ""
-        return round is not None and me not in round.ids and not self._view.leavers()
 
     def waiting(self) -> int:
         """The number of members that are a reason for a new round: arrivals and leavers. 0 means: train on.
@@ -232,22 +213,17 @@ class Rendezvous:
         """
         with self._changed:
             self._check_threads()
-            if self._world is None or self._view.outcome == SUCCESS:
+            if self._world is None or self._view.outcome == rules.SUCCESS:
                 return 0
-            if (
-                self._registration is None
-                or self._registration.lost
-                or self._uncertain()
-                or self._view.token != self._world.token
-            ):
+            view, world, mine = self._view, self._world, self._registration
+            if mine is None or self._uncertain() or view.token != world.token:
                 return 1
-            view, world = self._view, self._world
             leavers = len(view.leavers())
             if leavers:
                 return leavers + (len(view.arrivals()) if view.whole else 0)
             if view.finished or time.monotonic() - self._entered < self.settings.settle_timeout:
                 return 0
-            if view.called() or view.first() != self._registration.member.id or not view.whole:
+            if view.called() or view.first() != mine.member.id or not view.whole:
                 return int(view.called())
             # Who finds no place waits as a spare.
             arrivals = self._bounds().size(world.size + len(view.arrivals())) - world.size
@@ -270,26 +246,23 @@ class Rendezvous:
         """Whether this world's round has lost a member or is no longer the latest."""
         with self._changed:
             self._check_threads()
-            lost = self._registration is None or self._registration.lost or self._uncertain()
+            lost = self._registration is None or self._uncertain()
             return lost or self._view.token != world.token or bool(self._view.leavers())
 
     def publish_store(self, world: World, address: str) -> bool:
         """Publish, as rank 0, the address of the round's store. Returns False when the round has ended."""
         registration = self._registration
-        if registration is None or registration.lost:
+        if registration is None:
             return False
         value = json.dumps({"round": world.number, "address": address})
         compare = [etcd.key_is_unchanged(self._key("round"), world.mod_revision)]
+        put = etcd.put_op(self._key("store"), value, registration.lease)
         deadline = time.monotonic() + self.settings.join_timeout
-        while True:
-            try:
-                put = etcd.put_op(self._key("store"), value, registration.lease)
-                return self._client.txn(compare, [put]).succeeded
-            except (etcd.Unavailable, etcd.Ambiguous) as error:
-                # Writing it twice is harmless, and the comparison prevents a write after the round's end.
-                self._pause(deadline, error)
-            except etcd.LeaseLost:
-                return False
+        try:
+            # Writing it twice is harmless, and the comparison prevents a write after the round's end.
+            return bool(self._persist(lambda: self._client.txn(compare, [put]).succeeded, deadline))
+        except etcd.LeaseLost:
+            return False
 
     def store_of(self, world: World) -> str | None:
         """Wait for the address from rank 0; None when the round broke before. Raises JoinTimeout."""
@@ -311,7 +284,7 @@ class Rendezvous:
         """
         with self._changed:
             registration, current = self._registration, self._view.round
-        if registration is None or registration.lost or current is None or self.broken(world):
+        if registration is None or current is None or self.broken(world):
             return
         me, first = registration.member.id, current.members[0]
         notes = f"{self.settings.prefix}.unreached/{self.settings.run_id}/{world.number}/"
@@ -343,10 +316,9 @@ class Rendezvous:
         with self._changed:
             view, world, registration = self._view, self._world, self._registration
             self._check_threads()
-            if view.outcome == SUCCESS:
+            if view.outcome == rules.SUCCESS:
                 return True
-            lost = registration is None or registration.lost
-        if world is None or registration is None or lost or view.token != world.token:
+        if world is None or registration is None or view.token != world.token:
             return False
         try:
             if not registration.member.finished:
@@ -382,7 +354,7 @@ class Rendezvous:
             if self._watch:
                 self._watch.close()
             self._changed.notify_all()
-        if registration and not registration.lost:
+        if registration:
             try:
                 self._renewal_client.lease_revoke(registration.lease)
             except etcd.EtcdError as error:
@@ -393,21 +365,21 @@ class Rendezvous:
 
     # Registering and proposing ----------------------------------------
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> rules.Decision:
         assert self._registration is not None
         member, now = self._registration.member, time.monotonic()
         quiet, gathering = now - self._last_arrival, now - self._gathering
         waited = self._client.history.losses > 0
-        return decide(self._view, member.id, member.ready, self._bounds(), quiet, gathering, waited)
+        return rules.decide(self._view, member.id, member.ready, self._bounds(), quiet, gathering, waited)
 
-    def _bounds(self) -> RunSettings:
+    def _bounds(self) -> rules.RunSettings:
         """The settings, for as many members as are wanted now."""
         settings, wanted = self.settings, self._wanted()
         if not 0 < wanted < settings.max_nodes:
             return settings
         return replace(settings, max_nodes=max(wanted, settings.min_nodes))
 
-    def _enter(self, joined: Joined) -> World:
+    def _enter(self, joined: rules.Joined) -> World:
         current = self._view.round
         assert current is not None
         size, revision = len(current.members), current.mod_revision
@@ -434,7 +406,7 @@ class Rendezvous:
         registration = self._registration
         return registration is not None and fence.now() >= self._until(registration, fence.STOP_SHARE)
 
-    def _wait(self, decision: Wait, deadline: float, progress: _Progress) -> None:
+    def _wait(self, decision: rules.Wait, deadline: float, progress: _Progress) -> None:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise JoinTimeout(f"after {self.settings.join_timeout:.0f} s still waiting for {decision.reason}")
@@ -446,19 +418,19 @@ class Rendezvous:
         while True:
             try:
                 mine = self._registration
-                if mine and not mine.lost and self._called_out():
+                if mine and self._called_out():
                     # Its processes have ended.
                     self._persist(functools.partial(self._client.lease_revoke, mine.lease), deadline)
                     self._mark_lost(mine)
-                if self._registration is None or self._registration.lost:
+                    mine = None
+                if mine is None:
                     self._register(deadline)
                 else:
-                    self._say_goodbye(self._registration, deadline)
-                    self._write(self._registration, self._ready(self._registration.member), deadline)
+                    self._say_goodbye(mine, deadline)
+                    self._write(mine, self._ready(mine.member), deadline)
                 return
             except etcd.LeaseLost:
-                if self._registration:
-                    self._mark_lost(self._registration)
+                self._mark_lost(mine)
 
     def _say_goodbye(self, registration: _Registration, deadline: float) -> None:
         """Tell the members of a round that still trains that this one does not any more."""
@@ -500,13 +472,13 @@ class Rendezvous:
                 raise Unreachable(f"this worker reaches etcd but not {round}: see whether its network is up")
             progress.log(f"the network: this worker reaches etcd, but not {round}")
 
-    def _call(self, client: etcd.Client, world: World | Round, leaver: str, cut: bool = False) -> bool:
+    def _call(self, client: etcd.Client, world: World | rules.Round, leaver: str, cut: bool = False) -> bool:
         """Tell the members of this round that it has to end, unless it has ended or all know.
 
         A repetition is harmless. Returns whether they will know.
         """
         key = self._key("call")
-        call = view_of(self.settings.root, client.range(key)).call
+        call = rules.view_of(self.settings.root, client.range(key)).call
         if call and call.round == world.number and (call.leaver or not leaver):
             return True
         value = json.dumps({"round": world.number, "leaver": leaver, **({"cut": True} if cut else {})})
@@ -531,7 +503,7 @@ class Rendezvous:
         self._registrations += 1
         me = self.identity
         id = f"{me.base}.{self._registrations}"
-        member = self._ready(Member(id, me.base, me.slot, me.address, 0, place=me.place))
+        member = self._ready(rules.Member(id, me.base, me.slot, me.address, 0, place=me.place))
         registration = _Registration(self._key(f"members/{id}"), lease, member, asked, losses)
         if self.settings.lock:
             self._claim(registration, deadline)
@@ -544,7 +516,7 @@ class Rendezvous:
                 self._watch.close()
             self._changed.notify_all()
 
-    def _ready(self, member: Member) -> Member:
+    def _ready(self, member: rules.Member) -> rules.Member:
         """The member as ready for the next round."""
         return replace(member, ready=self._highest + 1, token=self._highest_token, finished=False)
 
@@ -585,7 +557,7 @@ class Rendezvous:
             if self._closing.wait(random.uniform(0.5, 1.5)):
                 raise Unreachable("this member has left while it waited for another run to end")
 
-    def _write(self, registration: _Registration, member: Member, deadline: float) -> None:
+    def _write(self, registration: _Registration, member: rules.Member, deadline: float) -> None:
         """Write this value to the member's key. A delayed duplicate of an older write cannot overwrite it."""
         value = member.to_json()
         put = etcd.put_op(registration.key, value, registration.lease)
@@ -611,31 +583,31 @@ class Rendezvous:
             registration.mod_revision = kv.mod_revision if kv else 0
 
     def _propose(
-        self, proposal: Round, registration: _Registration, view: View, deadline: float, progress: _Progress
+        self, new: rules.Round, mine: _Registration, view: rules.View, deadline: float, progress: _Progress
     ) -> None:
-        """Try to write the proposal as the latest round. The view will show whether that succeeded.
+        """Try to write the new round as the latest. The view will show whether that succeeded.
 
         Raises JoinTimeout when none of this member's proposals has succeeded in time.
         """
         compare = [
             etcd.key_is_unchanged(self._key("round"), view.round.mod_revision if view.round else 0),
             etcd.key_is_same(self._key("done"), 0),
-            etcd.key_is_same(registration.key, registration.create_revision),
+            etcd.key_is_same(mine.key, mine.create_revision),
             etcd.none_newer(self._key("members/"), view.revision),
         ]
         trouble = "the members change meanwhile"
         # By the clock, since etcd and all agents of before may be gone.
-        proposal = replace(proposal, token=max(proposal.token, int(1000 * time.time())))
+        new = replace(new, token=max(new.token, int(1000 * time.time())))
         try:
-            if self._client.txn(compare, [etcd.put_op(self._key("round"), proposal.to_json())]).succeeded:
+            if self._client.txn(compare, [etcd.put_op(self._key("round"), new.to_json())]).succeeded:
                 trouble = "the view does not show it"
         except (etcd.Unavailable, etcd.Ambiguous) as error:
             trouble = str(error)
             self._pause(deadline, error)
         with self._changed:
             # In either case a newer view will follow.
-            seconds = 1.0 if self._view is view else 0.0
-            self._wait(Wait(f"round {proposal.number} to be agreed: {trouble}", seconds), deadline, progress)
+            what, seconds = f"round {new.number} to be agreed: {trouble}", float(self._view is view)
+            self._wait(rules.Wait(what, seconds), deadline, progress)
 
     def _succeed(self, world: World) -> bool:
         """Mark the run as succeeded, unless a new round was agreed. Returns whether it is marked."""
@@ -643,14 +615,14 @@ class Rendezvous:
             etcd.key_is_unchanged(self._key("round"), world.mod_revision),
             etcd.key_is_same(self._key("done"), 0),
         ]
-        put = etcd.put_op(self._key("done"), json.dumps({"outcome": SUCCESS}))
+        put = etcd.put_op(self._key("done"), json.dumps({"outcome": rules.SUCCESS}))
         # If it is marked already, the view will show it.
         return self._client.txn(compare, [put]).succeeded
 
-    def _mark_lost(self, registration: _Registration) -> None:
+    def _mark_lost(self, registration: _Registration | None) -> None:
         with self._changed:
-            registration.lost = True
-            if registration is self._registration:
+            if registration and registration is self._registration:
+                self._registration = None
                 self.board.expel()
             self._changed.notify_all()
 
@@ -720,7 +692,7 @@ class Rendezvous:
         while not self._closing.wait(pause):
             pause = self._renewal_seconds()
             registration = self._registration
-            if registration is None or registration.lost:
+            if registration is None:
                 continue
             asked = fence.now()
             try:
@@ -730,7 +702,11 @@ class Rendezvous:
                     self._renewal_client.get(self._key("round"))
                 if self._client.history.losses != registration.losses:
                     raise etcd.LeaseLost("etcd has lost data")
-                self._renewed(registration, asked)
+                with self._changed:
+                    registration.renewed = asked
+                    if registration is self._registration:
+                        self.board.extend(self._until(registration, fence.KILL_SHARE))
+                    self._changed.notify_all()
                 self._mind_the_watch()
             except etcd.LeaseLost as error:
                 log.warning("%s: the others go on without %s until it joins again", error, registration.key)
@@ -738,13 +714,6 @@ class Rendezvous:
             except etcd.EtcdError as error:
                 pause = self._retry_seconds()
                 log.info("cannot renew the lease: %s", error)
-
-    def _renewed(self, registration: _Registration, asked: float) -> None:
-        with self._changed:
-            registration.renewed = asked
-            if registration is self._registration and not registration.lost:
-                self.board.extend(self._until(registration, fence.KILL_SHARE))
-            self._changed.notify_all()
 
     def _follow(self) -> None:
         known = False
@@ -769,14 +738,14 @@ class Rendezvous:
     def _needs_more(self) -> bool:
         """Whether this member needs the whole view and lacks it."""
         registration, view = self._registration, self._view
-        if (view.whole and view.revision) or registration is None or registration.lost:
+        if (view.whole and view.revision) or registration is None:
             return False
         return registration.member.id in (self._few() or [self._first])
 
     def _few(self) -> tuple[str, ...]:
         """Whose ends a member of the latest round has to know, if it does not know all."""
         view, mine = self._view, self._registration
-        round = None if view.whole or mine is None or mine.lost else view.round
+        round = None if view.whole or mine is None else view.round
         if round is None or mine is None or mine.member.id not in round.ids:
             return ()
         return tuple(id for id in round.members[:_KNOWING] if id not in view.gone) or (view.first(),)
@@ -816,21 +785,21 @@ class Rendezvous:
                 if self._deletions == deletions:
                     # Both threads ask. The answer to the later question counts, whichever comes last.
                     if asked == self._asked_first:
-                        self._first = min(view_of(self.settings.root, keys).members, default="")
+                        self._first = min(rules.view_of(self.settings.root, keys).members, default="")
                     return
 
-    def _read(self, whole: bool) -> View:
+    def _read(self, whole: bool) -> rules.View:
         """Read all keys, or all but those of the other members."""
         root, members = self.settings.root, self._key("members/")
         if whole:
-            return view_of(root, self._client.range(root))
+            return rules.view_of(root, self._client.range(root))
         end = etcd.prefix_end(members).decode()
         before, after = self._client.spans(etcd.Span(root, members), etcd.Span(end, etcd.prefix_end(root)))
         with self._changed:
             self._first, self._followed_few = "", ()
             self._resume = (before.revision + 1, before.revision + 1)
         keys = (etcd.Event(kv, False) for kv in (*before.keys, *after.keys))
-        return View(before.revision, whole=False).changed(root, keys)
+        return rules.View(before.revision, whole=False).changed(root, keys)
 
     def _watch_from_here(self, wanted: int) -> None:
         """Follow what was written after the view. Raises Compacted when the keys must be read again."""
@@ -877,10 +846,10 @@ class Rendezvous:
         view, mine = self._view, self._registration
         # Before it is read, because the other thread may write it meanwhile.
         wrote = (mine.member.ready, mine.member.finished) if mine else (0, False)
-        names = (self._key("round"), mine.key if mine and mine.mod_revision and not mine.lost else "")
+        names = (self._key("round"), mine.key if mine and mine.mod_revision else "")
         found = self._client.spans(*(etcd.Span(name, name + "\0") for name in names if name))
-        latest, *own = (view_of(self.settings.root, each) for each in found)
-        if latest.round != view.round and (latest.round or Round(0, ())).mod_revision <= view.revision:
+        latest, *own = (rules.view_of(self.settings.root, each) for each in found)
+        if latest.round != view.round and (latest.round or rules.Round(0, ())).mod_revision <= view.revision:
             raise etcd.Compacted("etcd has other data than this member has read")
         if mine and own:
             member = own[0].members.get(mine.member.id)
@@ -927,7 +896,7 @@ class Rendezvous:
                 if self._watch:
                     self._watch.close()
 
-    def _show(self, view: View) -> None:
+    def _show(self, view: rules.View) -> None:
         with self._changed:
             self._view = view = view.after(self._view)
             self._highest = max(self._highest, view.number)
@@ -964,17 +933,15 @@ class Rendezvous:
 class _Registration:
     """The member's key and its lease, and when the lease's last renewal was sent, by fence.now."""
 
-    def __init__(self, key: str, lease: int, member: Member, renewed: float, losses: int) -> None:
+    def __init__(self, key: str, lease: int, member: rules.Member, renewed: float, losses: int) -> None:
         self.key = key
         self.lease = lease
         self.member = member
         self.renewed = renewed
         self.losses = losses
-        self.create_revision = 0
-        self.mod_revision = 0
-        self.lost = False
+        self.create_revision = self.mod_revision = 0
 
-    def wrote(self, member: Member, revision: int, create_revision: int = 0) -> None:
+    def wrote(self, member: rules.Member, revision: int, create_revision: int = 0) -> None:
         self.member = member
         self.mod_revision = revision
         self.create_revision = self.create_revision or create_revision or revision
@@ -1003,13 +970,13 @@ def new_base(name: str) -> str:
 def outcome_of(client: etcd.Client, root: str) -> str:
     """How the run ended, or an empty string while it continues."""
     kv = client.get(root + "done")
-    return str(json.loads(kv.value).get("outcome", CLOSED)) if kv else ""
+    return str(json.loads(kv.value).get("outcome", rules.CLOSED)) if kv else ""
 
 
 def spares_of(client: etcd.Client, root: str) -> tuple[str, ...]:
     """The names of the members that wait while others train, without those that are ready for a new round."""
     keys = client.range(root + "round").keys
-    round = view_of(root, etcd.Snapshot(0, keys)).round
+    round = rules.view_of(root, etcd.Snapshot(0, keys)).round
     if round is None:
         return ()
     members = root + "members/"
