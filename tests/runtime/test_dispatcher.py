@@ -233,12 +233,10 @@ def test_a_killed_trainers_shards_are_back_within_its_lease(brief: Dispatchers) 
 
 
 HOLD_THE_INTERPRETER = """
-import ctypes, time
+import ctypes
 from bireme_runtime.dispatcher import Dispatcher
 with Dispatcher() as dispatcher:
     for shard in dispatcher.shards():
-        while not dispatcher._renewal.is_in_process:
-            time.sleep(0.05)
         # Unlike CDLL, a function of PyDLL keeps the interpreter to itself.
         ctypes.PyDLL(None).sleep(16)
         print(shard.name, flush=True)

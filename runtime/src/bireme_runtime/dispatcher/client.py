@@ -239,7 +239,13 @@ class Dispatcher:
             body = {"name": what, "wait": _POLL_SECONDS if wait else 0}
             state = self._post_as_trainer("once", body).get("state")
             if state == "yours":
-                self._act(what, action)
+                try:
+                    action()
+                except BaseException:
+                    with contextlib.suppress(DispatcherError):
+                        body = {"name": what, "trainer": self._trainer}
+                        self._post("once-failed", body, _LEAVE_SECONDS)
+                    raise
                 try:
                     self._post("once-done", {"name": what, "trainer": self._trainer})
                     return True
@@ -247,14 +253,6 @@ class Dispatcher:
                     log.warning("%s; another trainer may repeat it", gone)
             elif state == "done" or not wait:
                 return False
-
-    def _act(self, what: str, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except BaseException:
-            with contextlib.suppress(DispatcherError):
-                self._post("once-failed", {"name": what, "trainer": self._trainer}, _LEAVE_SECONDS)
-            raise
 
     def stop(self) -> None:
         """End the loop over shards after the current one. A signal handler may call it."""
@@ -270,7 +268,7 @@ class Dispatcher:
         self._collect(_LEAVE_SECONDS)
         verb = "leave"
         body: dict[str, Any] = {"trainer": self._trainer, "done": self._done}
-        if self._current is not None and not self._current._settled:
+        if self._current is not None:
             if self._note is None:
                 reason = "the trainer ended in the loop's body"
                 body["failed"] = [[self._current.index, self._current._token, reason]]
@@ -470,7 +468,7 @@ class _Ahead:
 
 
 class _Renewal:
-    """Renews a trainer's lease, in a process; in a thread until that has begun, and if there can be none."""
+    """Renews a trainer's lease, in a process; in a thread where there can be none, and when it has ended."""
 
     def __init__(self, addresses: tuple[Address, ...], path: str, trainer: str, seconds: float) -> None:
         self._leader = LeaderConnection(addresses, seconds, seconds / 4)
@@ -478,7 +476,6 @@ class _Renewal:
         self._trainer = trainer
         self._pause = seconds / 3
         self._over = threading.Event()
-        self._has_begun = False
         arguments = [",".join(map(str, addresses)), path, trainer, str(seconds), str(os.getpid())]
         self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments])
         threading.Thread(target=self._run, name="bireme-renewal", daemon=True).start()
@@ -490,19 +487,9 @@ class _Renewal:
             self._process.kill()
             self._process.wait()
 
-    @property
-    def is_in_process(self) -> bool:
-        """Whether the process renews the lease."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            return False
-        with contextlib.suppress(BlockingIOError):
-            self._has_begun = self._has_begun or bool(process.stdout and os.read(process.stdout.fileno(), 1))
-        return self._has_begun
-
     def _run(self) -> None:
         while not self._over.wait(self._pause):
-            if self.is_in_process:
+            if self._process is not None and self._process.poll() is None:
                 continue
             try:
                 self._leader.ask("POST", self._path, {"trainer": self._trainer})
@@ -518,15 +505,11 @@ def _start(arguments: list[str]) -> subprocess.Popen[bytes] | None:
     folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
     try:
-        process = subprocess.Popen(
-            [sys.executable, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
-        )
+        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        return subprocess.Popen([sys.executable, *arguments], env=env, **quiet)
     except OSError as error:
         log.debug("no process renews the lease: %s", error)
         return None
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    return process
 
 
 class LeaderConnection:

@@ -16,10 +16,10 @@ _LOOK_SECONDS = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Renew until the lease or the trainer's process has ended, and write a byte after the first time."""
+    """Renew until the lease or the trainer's process has ended."""
     addresses, path, trainer, seconds, parent = *argv[:3], float(argv[3]), int(argv[4])
     leader = LeaderConnection(parse(addresses), seconds, seconds / 4)
-    due, is_first = 0.0, True
+    due = 0.0
     while os.getppid() == parent:
         if time.monotonic() >= due:
             due = time.monotonic() + seconds / 3
@@ -29,9 +29,6 @@ def main(argv: Sequence[str]) -> int:
                 return 0
             except Unavailable:
                 continue
-            if is_first:
-                is_first = False
-                os.write(1, b"!")
         time.sleep(_LOOK_SECONDS)
     return 0
 

@@ -804,7 +804,10 @@ class Coordinator:
             state = DatasetState(Keys(self._prefix, dataset))
             self._read(state, known)
             if known is not None:
-                _keep_counts(known, state)
+                # Statistics are not in etcd.
+                state.redispatched, state.started = known.redispatched, known.started
+                for name in state.trainers.keys() & known.trainers.keys():
+                    state.trainers[name].work = known.trainers[name].work
             self.datasets[dataset] = state
         self._take_back_orphans()
 
@@ -875,15 +878,6 @@ class Coordinator:
             for what, task in list(state.tasks.items()):
                 if task.trainer and task.trainer not in state.trainers:
                     self._drop_task(state, what)
-
-
-def _keep_counts(before: DatasetState, now: DatasetState) -> None:
-    """Keep the statistics, which are not in etcd."""
-    now.redispatched, now.started = before.redispatched, before.started
-    for trainer in now.trainers.values():
-        known = before.trainers.get(trainer.id)
-        if known is not None:
-            trainer.work = known.work
 
 
 def _handed(state: DatasetState, held: Held, body: Mapping[str, Any]) -> Callable[[], Answer]:

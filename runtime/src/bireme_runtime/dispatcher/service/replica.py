@@ -145,8 +145,12 @@ class Replica:
 
     def _follow(self, key: str) -> None:
         watch = self._client.watch(key, 0, _WATCH_IDLE_SECONDS)
-        timer = threading.Thread(target=self._close_when_over, args=(watch,), daemon=True)
-        timer.start()
+
+        def close_when_over() -> None:
+            self._over.wait(_WATCH_IDLE_SECONDS + 1)
+            watch.close()
+
+        threading.Thread(target=close_when_over, daemon=True).start()
         # A watch without events may have lost its connection: after a while the leader is read again.
         with contextlib.closing(watch), contextlib.suppress(etcd.Unavailable):
             # The leader may have changed between the first reading and the start of the watch.
@@ -154,10 +158,6 @@ class Replica:
             for _, events in watch:
                 if events or not self.leader:
                     return
-
-    def _close_when_over(self, watch: etcd.Watch) -> None:
-        self._over.wait(_WATCH_IDLE_SECONDS + 1)
-        watch.close()
 
     def _refuse_all(self) -> None:
         while True:

@@ -185,7 +185,9 @@ class WorkerStatus:
             known = {
                 "waits": self._waits(),
                 "spares": list(self._spares()),
-                "failures": [_told(each) for each in causes],
+                "failures": [
+                    {"time": each.time, "node": each.node, "sentence": each.sentence} for each in causes
+                ],
                 "nodes": dict(Counter(each.node for each in causes if each.node).most_common()),
             }
         except BiremeError as error:
@@ -196,7 +198,3 @@ class WorkerStatus:
 
 def _without_etcd(why: str) -> dict[str, Any]:
     return {"waits": why, "spares": [], "failures": [], "nodes": {}}
-
-
-def _told(failure: failures.Failure) -> dict[str, Any]:
-    return {"time": failure.time, "node": failure.node, "sentence": failure.sentence}

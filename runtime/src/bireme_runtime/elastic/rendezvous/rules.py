@@ -84,8 +84,11 @@ class RunSettings:
         changes: dict[str, Any] = {}
         for name in (*_POSITIVE, *_NOT_NEGATIVE, _ATTEMPTS):
             if config.get(name) is not None:
-                number = _number(name, config[name])
-                changes[name] = int(number) if name == _ATTEMPTS else number
+                try:
+                    changes[name] = (int if name == _ATTEMPTS else float)(float(config[name]))
+                except (TypeError, ValueError):
+                    sentence = f"{name}={config[name]} is not a number of seconds (PET_RDZV_CONF)"
+                    raise ValueError(sentence) from None
         if config.get("etcd_prefix"):
             changes["prefix"] = str(config["etcd_prefix"]).rstrip("/") + "/"
         return cls(run_id, min_nodes, max_nodes, **changes)
@@ -103,13 +106,6 @@ class RunSettings:
     def root(self) -> str:
         """The prefix of the run's keys."""
         return f"{self.prefix}{self.run_id}/"
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}={value} is not a number of seconds (PET_RDZV_CONF)") from None
 
 
 # What is in etcd ----------------------------------------
@@ -278,7 +274,8 @@ class View:
                 elif name == "store":
                     store = None if deleted else (int(record["round"]), str(record["address"]))
                 elif name == "call":
-                    call = None if deleted else _call(record, kv.mod_revision)
+                    told = None if deleted else (int(record["round"]), str(record["leaver"]))
+                    call = told and Call(*told, kv.mod_revision, bool(record.get("cut")))
                 elif name == "done":
                     outcome = "" if deleted else str(record.get("outcome", CLOSED))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -304,10 +301,6 @@ def round_of(value: str, revision: int) -> Round:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     return Round(int(record["number"]), tuple(ids.split()), revision, int(record["token"]))
-
-
-def _call(record: Mapping[str, Any], revision: int) -> Call:
-    return Call(int(record["round"]), str(record["leaver"]), revision, bool(record.get("cut")))
 
 
 def view_of(root: str, snapshot: etcd.Snapshot) -> View:
@@ -381,6 +374,7 @@ def decide(
         return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
     if me not in (min(view.members), view.first()):
         return Wait("another member to propose the round")
+    has_newcomers = not {member.base for member in members} <= set(view.round.bases if view.round else ())
     if any(member.ready > view.number + 1 for member in members):
         # They know of a round that etcd does not. Others of that round may not know yet what happened.
         remaining = settings.lease_ttl / (3 if waited else 1) - quiet_seconds
@@ -390,17 +384,12 @@ def decide(
         remaining = max(settings.first_call_timeout, settings.lease_ttl) - gathering_seconds
         if remaining > 0 and len(members) < settings.size(settings.first_nodes):
             return Wait(f"workers: {len(members)} of the first {settings.first_nodes} are here", remaining)
-    elif len(members) < settings.size(settings.max_nodes) and _newcomers(view, members):
+    elif len(members) < settings.size(settings.max_nodes) and has_newcomers:
         # After a mere loss of members there is no last call: lost members still block with their leases.
         remaining = settings.last_call_timeout - quiet_seconds
         if remaining > 0:
             return Wait("the last call to end", remaining)
     return Propose(_next_round(view, members, settings.size(len(members)), settings.unit))
-
-
-def _newcomers(view: View, members: list[Member]) -> bool:
-    known = frozenset(view.round.bases if view.round else ())
-    return any(member.base not in known for member in members)
 
 
 def arranged(members: Sequence[Member], unit: int) -> list[Member]:
