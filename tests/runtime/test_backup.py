@@ -32,7 +32,7 @@ def run(server: EtcdServer, *arguments: str, **env: str) -> int:
 
 def restore(snapshot: Path, target: Path, *options: str) -> None:
     etcdutl = Toolbox(Paths.discover(start=Path(__file__))).path("etcdutl")
-    command = [etcdutl, "snapshot", "restore", snapshot, f"--data-dir={target}", *options]
+    command: list[str | Path] = [etcdutl, "snapshot", "restore", snapshot, f"--data-dir={target}", *options]
     subprocess.run([*command, "--bump-revision=1000000", "--mark-compacted"], check=True, capture_output=True)
 
 
