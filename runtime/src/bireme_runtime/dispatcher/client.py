@@ -11,7 +11,6 @@ import math
 import os
 import random
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,6 +37,7 @@ _LEAVE_SECONDS = 5.0
 # `leave_for` waits so long for a replica before it asks the next one.
 _LEAVE_ANSWER_SECONDS = 2.0
 _LONGEST_PAUSE = 2.0
+_LOOK_SECONDS = 0.2
 
 log = logging.getLogger("bireme_runtime")
 
@@ -468,17 +469,24 @@ class _Ahead:
 
 
 class _Renewal:
-    """Renews a trainer's lease, in a process; in a thread where there can be none, and when it has ended."""
+    """Renews a trainer's lease, in a process of its own, or in a thread where there can be none.
+
+    If the process is killed, the lease ends, and the trainer joins again.
+    """
 
     def __init__(self, addresses: tuple[Address, ...], path: str, trainer: str, seconds: float) -> None:
-        self._leader = LeaderConnection(addresses, seconds, seconds / 4)
-        self._path = path
-        self._trainer = trainer
-        self._pause = seconds / 3
         self._over = threading.Event()
+        self._process: Popen[bytes] | None = None
         arguments = [",".join(map(str, addresses)), path, trainer, str(seconds), str(os.getpid())]
-        self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments])
-        threading.Thread(target=self._run, name="bireme-renewal", daemon=True).start()
+        folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+        command = [sys.executable, "-m", "bireme_runtime.dispatcher.renewal", *arguments]
+        try:
+            self._process = Popen(command, env=env, stdin=DEVNULL, stdout=DEVNULL)
+        except OSError as error:
+            log.debug("no process renews the lease: %s", error)
+            given = (addresses, path, trainer, seconds, lambda: not self._over.is_set())
+            threading.Thread(target=renew, args=given, name="bireme-renewal", daemon=True).start()
 
     def stop(self) -> None:
         """End the renewal, without waiting for the thread."""
@@ -487,29 +495,23 @@ class _Renewal:
             self._process.kill()
             self._process.wait()
 
-    def _run(self) -> None:
-        while not self._over.wait(self._pause):
-            if self._process is not None and self._process.poll() is None:
-                continue
+
+def renew(
+    addresses: tuple[Address, ...], path: str, trainer: str, seconds: float, goes_on: Callable[[], bool]
+) -> None:
+    """Renew a lease of so many seconds until it has ended, or as long as ``goes_on`` says so."""
+    leader, due = LeaderConnection(addresses, seconds, seconds / 4), 0.0
+    while goes_on():
+        if time.monotonic() >= due:
+            due = time.monotonic() + seconds / 3
             try:
-                self._leader.ask("POST", self._path, {"trainer": self._trainer})
+                leader.ask("POST", path, {"trainer": trainer}, seconds / 3)
             except Refused:
-                return
-            except Unavailable as error:
-                log.debug("%s", error)
-        self._leader.close()
-
-
-def _start(arguments: list[str]) -> subprocess.Popen[bytes] | None:
-    """A Python process with this package, or None."""
-    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-    try:
-        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        return subprocess.Popen([sys.executable, *arguments], env=env, **quiet)
-    except OSError as error:
-        log.debug("no process renews the lease: %s", error)
-        return None
+                break
+            except Unavailable:
+                continue
+        time.sleep(_LOOK_SECONDS)
+    leader.close()
 
 
 class LeaderConnection:

@@ -7,31 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 
-from bireme_runtime.dispatcher.client import LeaderConnection, Refused, Unavailable, parse
-
-_LOOK_SECONDS = 0.2
+from bireme_runtime.dispatcher.client import parse, renew
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> None:
     """Renew until the lease or the trainer's process has ended."""
     addresses, path, trainer, seconds, parent = *argv[:3], float(argv[3]), int(argv[4])
-    leader = LeaderConnection(parse(addresses), seconds, seconds / 4)
-    due = 0.0
-    while os.getppid() == parent:
-        if time.monotonic() >= due:
-            due = time.monotonic() + seconds / 3
-            try:
-                leader.ask("POST", path, {"trainer": trainer}, seconds / 3)
-            except Refused:
-                return 0
-            except Unavailable:
-                continue
-        time.sleep(_LOOK_SECONDS)
-    return 0
+    renew(parse(addresses), path, trainer, seconds, lambda: os.getppid() == parent)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
