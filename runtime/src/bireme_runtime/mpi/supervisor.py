@@ -46,7 +46,12 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     children.take_charge()
     reason = ""
     try:
-        code = _run(_role(env), list(argv), env)
+        role = _role(env)
+        if role == "check":
+            code = _check(env)
+        else:
+            env = devices.for_processes({**env, **for_trainers(env)}, say)
+            code = _work(env) if role == "worker" else _launch(list(argv), env)
     except Stop as error:
         code, reason = error.code, str(error)
         say(reason)
@@ -66,15 +71,6 @@ def _role(env: Mapping[str, str]) -> str:
     if role not in ("launcher", "worker", "check"):
         raise Stop(CONFIG, "BIREME_MPI_ROLE must be launcher, worker or check outside an Indexed Job")
     return role
-
-
-def _run(role: str, argv: list[str], env: Mapping[str, str]) -> int:
-    if role == "check":
-        return _check(env)
-    env = devices.for_processes({**env, **for_trainers(env)}, say)
-    if role == "worker":
-        return _work(env)
-    return _launch(argv, env)
 
 
 # --- worker ---

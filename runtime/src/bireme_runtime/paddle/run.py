@@ -355,14 +355,12 @@ class Run:
     def _first_pass(self) -> int:
         return self.save.passes if self.save else 0
 
-    def _saver(self) -> str:
-        seen = self._seen.get((TRAINER, 0))
-        return seen.report.state if seen and seen.report.attempt == self.attempt else WAITING
-
     def _view(self) -> View:
         core = self._core()
         there = [seen.report for seen in core]
         complete = len(there) == self.rules.core[1]
+        first = self._seen.get((TRAINER, 0))
+        saves = first is not None and first.report.attempt == self.attempt
         if self.rules.servers:
             ready = all(each.attempt == self.attempt and each.state == SERVING for each in there)
         else:
@@ -378,7 +376,7 @@ class Run:
             initialised=self.initialised,
             restore=self.save.folder if self.save else "",
             first_pass=self._first_pass(),
-            saver=self._saver(),
+            saver=first.report.state if first and saves else WAITING,
             server_leaves=any(each.state == LEAVING and each.attempt == self.attempt for each in there),
         )
 

@@ -208,7 +208,8 @@ class Role(ABC):
         """Until the run is over; returns the exit code."""
         try:
             while True:
-                if self._is_over():
+                # Pserver 0 may have ended before it could report that. Who takes part is told.
+                if not (self.attempt or self._run) and (self.options.output / "done").exists():
                     say("this job is done: output/done exists")
                     return 0
                 view = self._report()
@@ -238,14 +239,6 @@ class Role(ABC):
     @abstractmethod
     def _leave(self, deadline: float) -> None:
         """Let the script save before it is killed."""
-
-    def _is_over(self) -> bool:
-        """Whether the claim shows that the job is done.
-
-        Pserver 0 may have ended before it could report that.
-        """
-        participates = self.attempt or self._run
-        return not participates and (self.options.output / "done").exists()
 
     def _report(self) -> runs.View | None:
         view = self._tell(self.state)

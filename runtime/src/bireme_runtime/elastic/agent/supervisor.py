@@ -57,6 +57,12 @@ _RELEASE_SECONDS = 4.0
 _FENCE_SECONDS = 0.25
 _ANSWER_SECONDS = 0.02
 
+# The ends of torchrun after which another start has the same.
+_FINAL = {
+    report.USAGE: (USAGE, "torchrun refuses its arguments"),
+    report.CONFIG: (CONFIG, "torchrun cannot start as configured"),
+    report.MACHINE: (TEMPORARY, "torchrun cannot run here"),
+}
 _NOT_RENEWED = "this worker's lease was not renewed in time, and the others may go on without it"
 
 say = log_of("agent")
@@ -120,15 +126,6 @@ class ScriptFailed(Stop):
     def __init__(self, end: End) -> None:
         sentence = f"the script failed for good, with code {end.code}: {end.reason}"
         super().__init__(FAILED if end.code in (USAGE, UNCOUNTED, GIVEN_UP, CONFIG) else end.code, sentence)
-
-
-class Unkillable(Stop):
-    """A process does not end on SIGKILL: it waits in the kernel, mostly for a file system."""
-
-    def __init__(self, pid: int) -> None:
-        what = f"process {pid} cannot be killed, because it waits in the kernel (state D)"
-        consequence = "the lease of this worker is left to expire, and this pod ends with the process"
-        super().__init__(TEMPORARY, f"{what}: {consequence}")
 
 
 class Backend:
@@ -384,7 +381,7 @@ class Supervisor:
         except children.Terminated as end:
             try:
                 self._end_processes()
-            except Unkillable as stop:
+            except Stop as stop:
                 say(str(stop))
             return as_shell(-end.number)
         except Stop as stop:
@@ -411,12 +408,14 @@ class Supervisor:
     def _end_processes(self) -> None:
         """End all processes but the template, then the membership: none trains beside the next world.
 
-        Raises Unkillable, with the membership left to its lease, when a process does not end.
+        Raises Stop when a process does not end: it waits in the kernel, mostly for a file system.
         """
         left = self._kill_processes()
         if left:
             self._backend.board.expel()
-            raise Unkillable(left[0])
+            what = f"process {left[0]} cannot be killed, because it waits in the kernel (state D)"
+            consequence = "the lease of this worker is left to expire, and this pod ends with the process"
+            raise Stop(TEMPORARY, f"{what}: {consequence}")
         self._backend.release()
 
     def _kill_processes(self) -> list[int]:
@@ -477,12 +476,9 @@ class Supervisor:
     def _stop_unless_restarting_helps(self, end: End) -> None:
         if end.cause == report.SCRIPT:
             raise ScriptFailed(end)
-        if end.cause == report.USAGE:
-            raise Stop(USAGE, f"torchrun refuses its arguments: {end.reason}")
-        if end.cause == report.CONFIG:
-            raise Stop(CONFIG, f"torchrun cannot start as configured: {end.reason}")
-        if end.cause == report.MACHINE:
-            raise Stop(TEMPORARY, f"torchrun cannot run here: {end.reason}")
+        if end.cause in _FINAL:
+            code, what = _FINAL[end.cause]
+            raise Stop(code, f"{what}: {end.reason}")
 
     def _while_listening(self, action: Callable[[], Any]) -> Any:
         """Call ``action`` in a thread; raises Terminated if SIGTERM or SIGINT arrives meanwhile."""

@@ -8,7 +8,7 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from bireme_runtime.elastic import progress
@@ -67,7 +67,11 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
     os.kill(pid, STACKS_SIGNAL)
     began = changed = time.monotonic()
     printed: list[str] = []
-    while not _are_all(frames_of(printed), time.monotonic() - changed):
+    while True:
+        frames, quiet = frames_of(printed), time.monotonic() - changed
+        # The outermost calls are printed last, much later where the process gets no CPU.
+        if frames and quiet > (_PRINT_SECONDS if _is_outermost(frames[0]) else _TORN_SECONDS):
+            break
         waited = time.monotonic() - began
         if waited > _STACK_SECONDS or (waited > _HELD_SECONDS and held(pid)):
             break
@@ -76,14 +80,6 @@ def print_stacks(pid: int, lines: Callable[[], list[str]]) -> list[str]:
         if len(printed) != len(before):
             changed = time.monotonic()
     return printed
-
-
-def _are_all(frames: Sequence[str], quiet: float) -> bool:
-    """Whether a stack is complete. ``quiet``: the seconds since the process printed a line of it.
-
-    The outermost calls are printed last, much later where the process gets no CPU.
-    """
-    return bool(frames) and quiet > (_PRINT_SECONDS if _is_outermost(frames[0]) else _TORN_SECONDS)
 
 
 def _is_outermost(frame: str) -> bool:

@@ -57,30 +57,25 @@ class Starts:
         return cause
 
 
+@dataclass
 class WorkerStatus:
     """Puts together what is known.
 
     ``waits`` says what this worker waits for, and ``spares`` which workers wait while others train. ``ranks``
-    tells where the processes of this worker stand.
+    tells where the processes of this worker stand, ``snapshots`` what its keeper has.
     """
 
-    def __init__(
-        self,
-        starts: Starts,
-        seen: progress.Progress,
-        ledger: failures.Ledger,
-        waits: Callable[[], str],
-        past: history.History | None = None,
-        spares: Callable[[], Sequence[str]] = tuple,
-        ranks: Callable[[], Sequence[why.RankState]] = tuple,
-    ) -> None:
-        self._history, self._ranks = past, ranks
-        self._starts, self._progress, self._ledger, self._waits = starts, seen, ledger, waits
-        self._spares = spares
-        self.snapshots: Callable[[], Mapping[str, Any]] = dict
-        self._lock = threading.Lock()
-        self._known: tuple[float, dict[str, Any]] = (0.0, {})
-        self._asking: Future[dict[str, Any]] | None = None
+    starts: Starts
+    seen: progress.Progress
+    ledger: failures.Ledger
+    waits: Callable[[], str]
+    past: history.History | None = None
+    spares: Callable[[], Sequence[str]] = tuple
+    ranks: Callable[[], Sequence[why.RankState]] = tuple
+    snapshots: Callable[[], Mapping[str, Any]] = dict
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _known: tuple[float, dict[str, Any]] = (0.0, {})
+    _asking: Future[dict[str, Any]] | None = None
 
     def answer(self, request: Request) -> Response:
         """The answer to a request."""
@@ -90,17 +85,17 @@ class WorkerStatus:
             return Response.of(200, self.status())
         if request.path == "/v1/timeline":
             try:
-                worlds = self._history.read() if self._history else []
+                worlds = self.past.read() if self.past else []
             except BiremeError as error:
                 return Response.of(503, str(error))
             return Response.of(200, {"time": time.time(), "worlds": worlds})
         if request.path == "/v1/ranks":
-            return Response.of(200, {"ranks": [asdict(each) for each in self._ranks()]})
+            return Response.of(200, {"ranks": [asdict(each) for each in self.ranks()]})
         return Response.of(404, "there are /metrics, /v1/ranks, /v1/status and /v1/timeline")
 
     def metrics(self) -> str:
         """The text format of Prometheus."""
-        seen, starts, snapshots = self._progress, self._starts, self.snapshots()
+        seen, starts, snapshots = self.seen, self.starts, self.snapshots()
         seen.look()
         steps, now = seen.board.steps(), time.monotonic()
         causes = {f'{{cause="{cause}"}}': float(starts.restarts[cause]) for cause in CAUSES}
@@ -148,8 +143,8 @@ class WorkerStatus:
 
     def status(self) -> dict[str, Any]:
         """The run as this worker knows it, as JSON."""
-        self._progress.look()
-        seen, starts = self._progress, self._starts
+        self.seen.look()
+        seen, starts = self.seen, self.starts
         return {
             "round": starts.round,
             "world": starts.world,
@@ -181,10 +176,10 @@ class WorkerStatus:
 
     def _ask_etcd(self) -> dict[str, Any]:
         try:
-            causes = failures.blamed(self._ledger.all())
+            causes = failures.blamed(self.ledger.all())
             known = {
-                "waits": self._waits(),
-                "spares": list(self._spares()),
+                "waits": self.waits(),
+                "spares": list(self.spares()),
                 "failures": [
                     {"time": each.time, "node": each.node, "sentence": each.sentence} for each in causes
                 ],

@@ -145,7 +145,7 @@ class Rendezvous:
         # The highest round, and token, that this member has ever seen. etcd may have lost them.
         self._highest = self._highest_token = 0
         self._seen: set[str] = set()
-        self._finishing = _Progress()
+        self._progress = _Progress()
         self._gathering = self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
         # The revision up to which the watch has told everything, and when it said so.
@@ -177,7 +177,7 @@ class Rendezvous:
 
     def _join(self, deadline: float) -> World:
         self._get_ready(deadline)
-        progress = _Progress()
+        self._progress = _Progress()
         while True:
             with self._changed:
                 self._check_threads()
@@ -195,12 +195,12 @@ class Rendezvous:
                 if isinstance(decision, rules.Joined):
                     return self._enter(decision)
                 if isinstance(decision, rules.Wait) and registration:
-                    self._wait(decision, deadline, progress)
+                    self._wait(decision, deadline)
                     continue
             if isinstance(decision, rules.Over):
                 raise RunOver(decision.outcome)
             if isinstance(decision, rules.Propose) and registration is not None:
-                self._propose(decision.round, registration, reading, deadline, progress)
+                self._propose(decision.round, registration, reading, deadline)
             else:
                 self._get_ready(deadline)
 
@@ -323,20 +323,20 @@ class Rendezvous:
         try:
             if not registration.member.finished:
                 self._admitted(None)
-                self._finishing = _Progress()
+                self._progress = _Progress()
                 finished = replace(registration.member, finished=True)
                 self._write(registration, finished, time.monotonic())
             elif registration.member.id != view.first():
-                self._finishing.log(f"the others to finish, of whom {view.first()} keeps count")
+                self._progress.log(f"the others to finish, of whom {view.first()} keeps count")
             elif view.whole and view.all_finished(registration.member.id):
                 # Its view may lack its own mark, where etcd lost as many revisions as were written since.
                 return self._succeed(world)
             else:
-                self._finishing.log(f"{world.size - len(view.finished)} members to finish")
+                self._progress.log(f"{world.size - len(view.finished)} members to finish")
         except etcd.LeaseLost:
             self._mark_lost(registration)
         except (etcd.EtcdError, Unreachable) as error:
-            self._finishing.log(f"etcd, to record that this member has finished: {error}")
+            self._progress.log(f"etcd, to record that this member has finished: {error}")
         return False
 
     @property
@@ -406,11 +406,11 @@ class Rendezvous:
         registration = self._registration
         return registration is not None and fence.now() >= self._until(registration, fence.STOP_SHARE)
 
-    def _wait(self, decision: rules.Wait, deadline: float, progress: _Progress) -> None:
+    def _wait(self, decision: rules.Wait, deadline: float) -> None:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise JoinTimeout(f"after {self.settings.join_timeout:.0f} s still waiting for {decision.reason}")
-        progress.log(decision.reason)
+        self._progress.log(decision.reason)
         self._changed.wait(min(remaining, 10.0 if decision.seconds is None else decision.seconds + 0.001))
 
     def _get_ready(self, deadline: float) -> None:
@@ -489,6 +489,7 @@ class Rendezvous:
         return client.txn(compare, [etcd.put_op(key, value)]).succeeded
 
     def _register(self, deadline: float) -> None:
+        """Become a member with a new lease. Raises Locked when another run holds the lock."""
         # etcd may have been restored or emptied: read the current round before deriving `ready` from it.
         self._read_again(deadline)
         while self._client.history.losses and self._unsettled() > 0:
@@ -506,7 +507,12 @@ class Rendezvous:
         member = self._ready(rules.Member(id, me.base, me.slot, me.address, 0, place=me.place))
         registration = _Registration(self._key(f"members/{id}"), lease, member, asked, losses)
         if self.settings.lock:
-            self._claim(registration, deadline)
+            try:
+                self._persist(lambda: self._lock.claim(id, lease), deadline)
+            except Locked:
+                with contextlib.suppress(etcd.EtcdError):
+                    self._renewal_client.lease_revoke(lease)
+                raise
         self._write(registration, member, deadline)
         self._persist(self._find_first, deadline)
         with self._changed:
@@ -527,15 +533,6 @@ class Rendezvous:
         """
         history = self._client.history
         return self.settings.lease_ttl - history.seconds if self.settings.lock or history.losses else 0.0
-
-    def _claim(self, registration: _Registration, deadline: float) -> None:
-        """Hold the lock under the member's lease. Raises Locked when another run holds it."""
-        try:
-            self._persist(lambda: self._lock.claim(registration.member.id, registration.lease), deadline)
-        except Locked:
-            with contextlib.suppress(etcd.EtcdError):
-                self._renewal_client.lease_revoke(registration.lease)
-            raise
 
     def _wait_for_lock(self) -> None:
         """Wait, for as long as it takes, until no other run holds the lock."""
@@ -582,9 +579,7 @@ class Rendezvous:
                 return
             registration.mod_revision = kv.mod_revision if kv else 0
 
-    def _propose(
-        self, new: rules.Round, mine: _Registration, view: rules.View, deadline: float, progress: _Progress
-    ) -> None:
+    def _propose(self, new: rules.Round, mine: _Registration, view: rules.View, deadline: float) -> None:
         """Try to write the new round as the latest. The view will show whether that succeeded.
 
         Raises JoinTimeout when none of this member's proposals has succeeded in time.
@@ -607,7 +602,7 @@ class Rendezvous:
         with self._changed:
             # In either case a newer view will follow.
             what, seconds = f"round {new.number} to be agreed: {trouble}", float(self._view is view)
-            self._wait(rules.Wait(what, seconds), deadline, progress)
+            self._wait(rules.Wait(what, seconds), deadline)
 
     def _succeed(self, world: World) -> bool:
         """Mark the run as succeeded, unless a new round was agreed. Returns whether it is marked."""
