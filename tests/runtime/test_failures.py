@@ -230,12 +230,12 @@ def test_steps_that_are_printed_while_etcd_is_slow_count_for_the_new_round() -> 
     class SlowLedger(failures.Ledger):
         def marks(self) -> progress.Marks:
             # The agent does not wait for its supervisor: the processes have begun.
-            os.write(observer.writers[0], b"step 1\n")
+            os.write(observer.copier.writers[0], b"step 1\n")
             time.sleep(0.5)
             return {}
 
     observer = Observer(SlowLedger(), seen, "0", "node", Limits(), lambda _: None)
-    observer.start()
+    observer.copier.start()
     observer.starting({"round": 1, "rank": 0, "world": 1})
     until(lambda: seen.first is not None, 30, "the first step to be seen")
 
@@ -477,7 +477,7 @@ def test_a_worker_tells_where_it_stands_until_etcd_hears_it() -> None:
 def test_a_node_is_excluded_also_where_its_worker_ends_before_etcd_answers() -> None:
     ledger = stalling(exclude=[NO_ANSWER, None], asked=lambda: failures.StackRequest(1, "a"))
     watcher = observing(ledger, exclude_seconds=60.0)
-    watcher.start()
+    watcher.copier.start()
     watcher.tick()
     assert watcher.verdict == "worker"
     watcher.close()

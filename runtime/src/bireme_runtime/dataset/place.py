@@ -53,11 +53,11 @@ class Folder:
 
     def _delete_old(self) -> None:
         """Delete the dataset that was replaced. What is left of it after a kill is never taken for all."""
-        its = self._settings
+        gone = self._settings.hidden("gone")
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(its.gone, ignore_errors=True)
-            its.old.rename(its.gone)
-        shutil.rmtree(its.gone, ignore_errors=True)
+            shutil.rmtree(gone, ignore_errors=True)
+            self._settings.old.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def alone(settings: StagingSettings, say: Say) -> Iterator[None]:
 
     Where nothing can be locked, nobody is waited for.
     """
-    path, waits = settings.lock, False
+    path, waits = settings.hidden(f"lock-{settings.index}"), False
     while True:
         try:
             if not path.parent.is_dir():

@@ -52,34 +52,25 @@ class StagingSettings:
     is_root: bool = False
     is_held: bool = False
 
-    def _hidden(self, name: str) -> Path:
+    def hidden(self, name: str) -> Path:
+        """A file or folder beside the target, at a claim's root in it, on the same file system."""
         if self.is_root:
             return self.target / f"{HIDDEN}{name}"
         return self.target.parent / f".{self.target.name}.{name}"
 
     @property
     def staging(self) -> Path:
-        """The folder that becomes the target when it is renamed, so it is on the same file system."""
-        return self._hidden(STAGING)
+        """The folder that becomes the target when it is renamed."""
+        return self.hidden(STAGING)
 
     @property
     def old(self) -> Path:
         """Where the dataset goes that is replaced."""
-        return self._hidden("old")
-
-    @property
-    def gone(self) -> Path:
-        """Where the dataset is while it is deleted."""
-        return self._hidden("gone")
-
-    @property
-    def lock(self) -> Path:
-        """The file that a process of this index locks while it copies or publishes."""
-        return self._hidden(f"lock-{self.index}")
+        return self.hidden("old")
 
     def lists(self) -> Lists:
         """Where lists go that do not fit into memory."""
-        return Lists(self._hidden(f"lists-{self.index}"))
+        return Lists(self.hidden(f"lists-{self.index}"))
 
     def staged(self, path: str) -> str:
         """Where a file of the dataset is until it is published."""

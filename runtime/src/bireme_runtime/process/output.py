@@ -30,14 +30,9 @@ class Copier:
         self._take = take
         self._failed = False
         self._lock = threading.Lock()
-        self._parts: dict[int, bytes] = {}
-        self._targets: dict[int, int] = {}
-        self.writers: list[int] = []
-        for target in (1, 2):
-            reader, writer = os.pipe()
-            self._targets[reader] = target
-            self._parts[reader] = b""
-            self.writers.append(writer)
+        (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+        self.writers, self._targets = (its_out, its_err), {out: 1, err: 2}
+        self._parts = {out: b"", err: b""}
         self._thread = threading.Thread(target=self._copy, name="bireme-output", daemon=True)
 
     def start(self) -> None:

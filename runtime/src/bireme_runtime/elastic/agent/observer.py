@@ -164,28 +164,18 @@ class Observer:
         self._failure: failures.Failure | None = None
         # Process id, rank and local rank of each training process.
         self._processes: list[tuple[int, int, int]] = []
-        self._said = Said()
+        self.said = Said()
         self.starts = Starts()
         self.keeper: keeper.Service | None = None
         self._blocked = 0.0
-        self._copier = Copier(self._take)
+        self.copier = Copier(self._take)
         self.verdict: failures.Verdict = ""
         self.sentence = ""
-
-    @property
-    def writers(self) -> tuple[int, int]:
-        """Where processes print: descriptors for their standard output and error."""
-        out, err = self._copier.writers
-        return out, err
 
     @property
     def environment(self) -> dict[str, str]:
         """What the training processes need to tell their steps."""
         return {progress.BOARD: self._progress.board.path, **self._notes.environment}
-
-    def start(self) -> None:
-        """Begin to copy what processes print, in a thread with this one's signal mask."""
-        self._copier.start()
 
     def enter(self) -> None:
         """This worker starts."""
@@ -210,11 +200,11 @@ class Observer:
     def starting(self, facts: Mapping[str, Any]) -> None:
         """The agent is about to start the processes of a round."""
         # What the new processes print stays in the pipe until the block ends, so it counts for this round.
-        with self._copier.drained(_DRAIN_SECONDS):
+        with self.copier.drained(_DRAIN_SECONDS):
             self.publish(last=True)
             self._blocked = self.keeper.blocked if self.keeper else 0.0
             self._processes = []
-            self._said.start()
+            self.said.start()
             known: progress.Marks = self._ask(self._ledger.marks, {})
             self._progress.start(known, int(facts["world"]))
         # All who are in this round have told of their failures in the last one.
@@ -241,8 +231,8 @@ class Observer:
         """A process of this worker has failed. Returns the answer for the agent, as report.py has them."""
         when = time.time()
         self._processes = []
-        with self._copier.drained(_DRAIN_SECONDS):
-            words = self.words()
+        with self.copier.drained(_DRAIN_SECONDS):
+            words = self.said.words()
         failure = failures.Failure(
             int(facts["round"]), int(facts["world"]), self._worker, self._node,
             int(facts["rank"]), int(facts["code"]), when, words,
@@ -312,13 +302,9 @@ class Observer:
                 self._told = (time.monotonic(), self._stands())
             return self._told[1]
 
-    def words(self) -> str:
-        """What the processes said last."""
-        return self._said.words()
-
     def close(self) -> None:
         """All processes have ended: copy what they have printed."""
-        self._copier.close(2.0)
+        self.copier.close(2.0)
         if not self._tell_rest():
             time.sleep(1.0)
             self._tell_rest()
@@ -527,6 +513,6 @@ class Observer:
 
     def _take(self, line: bytes) -> None:
         self._progress.take(line)
-        self._said.take(line)
+        self.said.take(line)
         if self._printed is not None:
             self._printed.append(line.decode(errors="replace"))

@@ -135,6 +135,9 @@ class Backend:
         # Without leases there is no deadline, and processes are thought to train as soon as they run.
         self.board = fence.Board.new()
         self.board.token = 1
+        # What is known of the failures of the run, and its worlds, where something keeps them.
+        self.ledger = failures.Ledger()
+        self.history: history.History | None = None
 
     def wait(self) -> None:
         """Wait until torchrun can start. Raises Stop when that takes too long."""
@@ -175,14 +178,6 @@ class Backend:
         """Whether no other worker has told how the run ended."""
         return index in ("", "0")
 
-    def ledger(self) -> failures.Ledger:
-        """What is known of the failures of the run."""
-        return failures.Ledger()
-
-    def history(self) -> history.History | None:
-        """The worlds of the run, where something keeps them."""
-        return None
-
 
 class EtcdBackend(Backend):
     """The backend `bireme-etcd`, which keeps leases and the mark of success in etcd."""
@@ -207,6 +202,9 @@ class EtcdBackend(Backend):
         self._lock = RunLock(self._client, replace(settings, lock=lock)) if lock else None
         self._base = ""
         self.board.clear()
+        run = self._client, settings.prefix, settings.run_id
+        self.ledger = ledger = failures.EtcdLedger(*run)
+        self.history = history.History(*run, ledger)
 
     def wait(self) -> None:
         try:
@@ -281,12 +279,6 @@ class EtcdBackend(Backend):
             kv = self._client.get(key)
             return kv is not None and kv.value == index
 
-    def ledger(self) -> failures.EtcdLedger:
-        return failures.EtcdLedger(self._client, self._settings.prefix, self._settings.run_id)
-
-    def history(self) -> history.History:
-        return history.History(self._client, self._settings.prefix, self._settings.run_id, self.ledger())
-
     def _leases(self) -> tuple[int, ...]:
         return membership.leases_of(self._client, self._root, self._base) if self._base else ()
 
@@ -350,7 +342,7 @@ class Supervisor:
             seen = progress.Progress(options.pattern)
         except re.error as error:
             raise Stop(CONFIG, f"BIREME_PROGRESS_PATTERN={options.pattern} cannot be used: {error}") from None
-        ledger, past = backend.ledger(), backend.history()
+        ledger, past = backend.ledger, backend.history
         self._folder = tempfile.mkdtemp(prefix="bireme-")
         self._observer = Observer(
             ledger, seen, options.index or socket.gethostname(), options.node,
@@ -372,7 +364,7 @@ class Supervisor:
         is_over = False
         try:
             # After that: a thread that does not block SIGTERM would take it, and end this process.
-            self._observer.start()
+            self._observer.copier.start()
             self._serve_status()
             with _repeating(self._observer.tick, 1.0):
                 code = self._run()
@@ -387,7 +379,7 @@ class Supervisor:
         except Stop as stop:
             self.reason = str(stop)
             say(self.reason)
-            last_words("\n".join(filter(None, (self._observer.words(), self.reason))), self._env)
+            last_words("\n".join(filter(None, (self._observer.said.words(), self.reason))), self._env)
             is_over = self._observer.verdict == "run"
             return self._code(stop)
         finally:
@@ -437,7 +429,7 @@ class Supervisor:
     def _run(self) -> int:
         check_script(self._arguments)
         if self._options.warm:
-            self._template = warm.start(self._command, self._env, self._observer.writers)
+            self._template = warm.start(self._command, self._env, self._observer.copier.writers)
         restarts = 0
         while True:
             self._while_listening(self._backend.wait)
@@ -529,7 +521,7 @@ class Supervisor:
                 say(f"starts are cold: {reason}")
                 self._template.close()
                 self._template = None
-        return children.start(self._command, env, self._observer.writers)
+        return children.start(self._command, env, self._observer.copier.writers)
 
     def _let_save(self, agent: int) -> None:
         """Send SIGTERM to the training processes and wait for them during the grace period.
