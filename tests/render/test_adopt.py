@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -347,3 +348,21 @@ def test_a_container_without_a_name_is_laid_over_none(adopter: Adopter, tmp_path
 def test_a_thousand_mutated_jobs_end_without_a_traceback(adopter: Adopter, tmp_path: Path) -> None:
     fuzzer = Fuzzer(adopter, tmp_path)
     assert [fault for seed in range(1000, 2000) if (fault := fuzzer.fault(seed))] == []
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("name", ["pytorchjob", "mpijob", "jobset"])
+def test_a_job_without_any_one_of_its_fields_is_adopted_or_refused_with_a_sentence(
+    adopter: Adopter, name: str, tmp_path: Path
+) -> None:
+    [document] = jobs(tmp_path, CASES[name]["manifest"])
+    told = [each for each in leaves(document.content) if each.key not in ("apiVersion", "kind")]
+    for leaf in told[::4]:
+        content = json.loads(json.dumps(document.content))
+        holder = content
+        for key in leaf.place[:-1]:
+            holder = holder[key]
+        holder[leaf.place[-1]] = None
+        for changed in jobs(tmp_path, yaml.safe_dump(content)):
+            with contextlib.suppress(BiremeError):
+                assert unnamed(changed, adopter.adopt(changed)) == []
