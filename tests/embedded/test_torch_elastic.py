@@ -95,6 +95,21 @@ def test_a_missing_efa_that_was_only_wanted_is_a_sentence_of_status(
     assert [name for name, lack in lacks.items() if lack] == [first["name"]]
 
 
+def test_an_upgrade_that_does_not_fit_and_a_diff_with_changes_exit_with_1(release: ReleaseFactory) -> None:
+    job = release("torch-elastic", sets=["workers=1"], **P4D)
+    target = ["-n", job.namespace, "--kubeconfig", str(job.cluster.kubeconfig), "--reuse-values"]
+
+    def ran(command: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli, [*command.split(), *target])
+        return done.exit_code, done.stdout
+
+    assert ran(f"diff {job.name} torch-elastic") == (0, "nothing changes\n")
+    code, shown = ran(f"diff {job.name} torch-elastic --set workers=40")
+    assert (code, {"-  parallelism: 1", "+  parallelism: 40"} <= set(shown.splitlines())) == (1, True), shown
+    code, told = ran(f"install torch-elastic {job.name} --set workers=40 -o json --timeout 5")
+    assert (code, '"category": "pending"' in told, "Insufficient" in told) == (1, True, True), told
+
+
 def test_a_pod_that_leaves_an_excluded_node_is_made_again_without_being_counted(
     release: ReleaseFactory,
 ) -> None:

@@ -228,6 +228,13 @@ def test_jobs_of_another_shape_wait_for_the_next_look() -> None:
     assert found == {"a": 2}
 
 
+def test_a_job_grows_within_the_quota_of_its_queue() -> None:
+    queued = job("a", 1)
+    queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "training"}
+    seen = world(nodes(5), workers("a", "n0"), [queued], quotas={"team/a": 2})
+    assert sizes(seen) == {"a": 3}
+
+
 def test_a_cooldown_holds_growth_only() -> None:
     young = job("a", 2, cooldown=300)
     young["metadata"]["annotations"]["bireme/resized"] = "2026-03-04T11:59:00+00:00"

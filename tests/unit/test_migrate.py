@@ -100,6 +100,14 @@ def test_what_cannot_follow_is_named_and_no_file_changes(
     assert other.read_text() == text
 
 
+def test_a_file_that_is_not_there_or_no_text_is_named(file: Path) -> None:
+    file.write_bytes(b"\xff")
+    missing = file.with_name("missing")
+    for given, sentence in ((file, "is not UTF-8 text"), (missing, "does not exist: check the path")):
+        with pytest.raises(BiremeError, match=f"{given} {sentence}"):
+            migrate(given)
+
+
 def test_validate_names_the_move_and_takes_the_migrated_file(file: Path, paths: Paths) -> None:
     validate = ["validate", str(paths.charts / "torch-elastic"), "-f", str(file)]
     refused = CliRunner().invoke(cli, validate)

@@ -148,6 +148,11 @@ def test_a_missing_release_has_no_revisions_and_can_be_uninstalled(
     assert helm.uninstall("web", "team") is False
 
 
+def test_the_objects_of_a_missing_release_are_an_error_with_advice(make_helm: MakeHelm) -> None:
+    with pytest.raises(BiremeError, match="no release web in namespace team: bireme list shows the releases"):
+        _ = make_helm(error="Error: release: not found").read("web", "team").manifests
+
+
 @pytest.mark.parametrize(
     ("release", "namespace", "advice"),
     [

@@ -8,7 +8,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from click.testing import CliRunner
 
+from bireme.cli import cli
 from bireme.core.errors import BiremeError
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
@@ -346,6 +348,19 @@ def test_an_unknown_instance_type_is_named_and_refused_as_cluster_node(instances
 def test_pet_nnodes_that_are_not_bounds_are_refused(instances: Facts) -> None:
     with pytest.raises(BiremeError, match="PET_NNODES is 'some', it must be MIN:MAX"):
         planned(instances, indexed(1, whole_node(env={"PET_NNODES": "some"})))
+
+
+def test_gpu_as_nproc_per_node_means_one_process_per_accelerator(instances: Facts) -> None:
+    (pod,) = planned(instances, indexed(1, whole_node(env={"PET_NPROC_PER_NODE": "gpu"}))).pods
+    assert pod.processes == 8
+
+
+def test_a_plan_that_does_not_fit_the_nodes_exits_with_1() -> None:
+    """As docs/commands.md says."""
+    line = "plan torch-elastic -f p4d.24xlarge -f imagenet-efa --nodes p4d.24xlarge="
+    done = [CliRunner().invoke(cli, f"{line}{nodes}".split()) for nodes in (2, 3)]
+    assert [each.exit_code for each in done] == [1, 0]
+    assert "warning: 1 of 3 worker pods does not fit" in done[0].stderr
 
 
 def test_a_plan_in_json_follows_its_published_schema(instances: Facts, paths: Paths) -> None:

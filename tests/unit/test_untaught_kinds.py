@@ -61,6 +61,10 @@ def test_people_read_about_a_kind_that_nobody_has_taught(bireme_plan: Callable[.
     assert f"RayCluster/run: {RAY_NOTE}" in text
 
 
+def test_the_picture_names_it_too(bireme_plan: Callable[..., str]) -> None:
+    assert f"RayCluster/run: {RAY_NOTE}" in bireme_plan(RAY_CLUSTER, "-o", "svg")
+
+
 def test_json_has_the_note_as_its_schema_says(bireme_plan: Callable[..., str], paths: Paths) -> None:
     written = json.loads(bireme_plan(RAY_CLUSTER, "-o", "json"))
     schema = json.loads((paths.schemas / "plan.schema.json").read_text())
