@@ -357,6 +357,9 @@ def test_a_trainer_that_ends_gives_back_both_shards_and_one_counts(office: Offic
     assert office.status()["trainers"][0]["inHand"] == ["s0", "s1"]
     if end == "leave":
         office.ask("leave", "a")
+        answer = office.answer("next", "a")
+        assert answer is not None
+        assert answer.status == 410
     elif end == "lost":
         office.coordinator.trainers_gone([office.kill("a")])
     else:

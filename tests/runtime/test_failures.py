@@ -109,15 +109,17 @@ def test_failures_between_which_there_is_a_new_step_do_not_add_up_and_use_up_no_
     assert worker.file("n") == "6"
 
 
+@pytest.mark.parametrize(("step", "code"), [("print('step 7', flush=True)", 69), ("pass", 75)])
 def test_a_pod_that_ends_after_new_steps_is_not_counted(
-    start: Start, on_etcd: dict[str, str], client: etcd.Client, prefix: str
+    start: Start, on_etcd: dict[str, str], client: etcd.Client, prefix: str, step: str, code: int
 ) -> None:
     go = "while not pathlib.Path('go').exists():\n    time.sleep(0.02)"
-    script = f"print('step 7', flush=True)\n{go}\nos.kill(int(os.environ['AGENT_PID']), 9)\ntime.sleep(600)"
+    script = f"{step}\n{go}\nos.kill(int(os.environ['AGENT_PID']), 9)\ntime.sleep(600)"
     worker = start(script, **on_etcd, BIREME_AGENT_RESTARTS="1")
-    until(lambda: failures.EtcdLedger(client, prefix, "run").marks(), what=lambda: worker.words)
+    if code == 69:
+        until(lambda: failures.EtcdLedger(client, prefix, "run").marks(), what=lambda: worker.words)
     (worker.folder / "go").touch()
-    assert worker.end() == 69
+    assert worker.end() == code
 
 
 def test_without_etcd_a_lone_worker_counts_for_itself(start: Start) -> None:

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from bireme_runtime.process.webhook import tell
+from tests.runtime.etcd_servers import free_port
 from tests.runtime.web_hook import RUN, WebHook
 from tests.runtime.workers import Start
 
@@ -102,3 +103,10 @@ def test_a_worker_tells_why_the_run_has_failed(start: Start, hook: WebHook, on_e
     (message,) = hook.messages
     assert message["outcome"] == "failed"
     assert "the script failed for good" in message["reason"]
+
+
+def test_a_worker_ends_as_ever_when_the_endpoint_is_dead(start: Start, hook: WebHook) -> None:
+    hook.url.write_text(f"http://127.0.0.1:{free_port()}/{hook.secret}\n")
+    worker = start("", **hook.environment(), JOB_COMPLETION_INDEX="0")
+    assert worker.end() == 0
+    assert "the web hook was not told: " in worker.words
