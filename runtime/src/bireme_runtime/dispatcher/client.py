@@ -11,6 +11,7 @@ import math
 import os
 import random
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -18,7 +19,6 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from subprocess import DEVNULL, Popen
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,7 +37,6 @@ _LEAVE_SECONDS = 5.0
 # `leave_for` waits so long for a replica before it asks the next one.
 _LEAVE_ANSWER_SECONDS = 2.0
 _LONGEST_PAUSE = 2.0
-_LOOK_SECONDS = 0.2
 
 log = logging.getLogger("bireme_runtime")
 
@@ -240,13 +239,7 @@ class Dispatcher:
             body = {"name": what, "wait": _POLL_SECONDS if wait else 0}
             state = self._post_as_trainer("once", body).get("state")
             if state == "yours":
-                try:
-                    action()
-                except BaseException:
-                    with contextlib.suppress(DispatcherError):
-                        body = {"name": what, "trainer": self._trainer}
-                        self._post("once-failed", body, _LEAVE_SECONDS)
-                    raise
+                self._act(what, action)
                 try:
                     self._post("once-done", {"name": what, "trainer": self._trainer})
                     return True
@@ -254,6 +247,14 @@ class Dispatcher:
                     log.warning("%s; another trainer may repeat it", gone)
             elif state == "done" or not wait:
                 return False
+
+    def _act(self, what: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BaseException:
+            with contextlib.suppress(DispatcherError):
+                self._post("once-failed", {"name": what, "trainer": self._trainer}, _LEAVE_SECONDS)
+            raise
 
     def stop(self) -> None:
         """End the loop over shards after the current one. A signal handler may call it."""
@@ -269,7 +270,7 @@ class Dispatcher:
         self._collect(_LEAVE_SECONDS)
         verb = "leave"
         body: dict[str, Any] = {"trainer": self._trainer, "done": self._done}
-        if self._current is not None:
+        if self._current is not None and not self._current._settled:
             if self._note is None:
                 reason = "the trainer ended in the loop's body"
                 body["failed"] = [[self._current.index, self._current._token, reason]]
@@ -469,24 +470,18 @@ class _Ahead:
 
 
 class _Renewal:
-    """Renews a trainer's lease, in a process of its own, or in a thread where there can be none.
-
-    If the process is killed, the lease ends, and the trainer joins again.
-    """
+    """Renews a trainer's lease, in a process; in a thread until that has begun, and if there can be none."""
 
     def __init__(self, addresses: tuple[Address, ...], path: str, trainer: str, seconds: float) -> None:
+        self._leader = LeaderConnection(addresses, seconds, seconds / 4)
+        self._path = path
+        self._trainer = trainer
+        self._pause = seconds / 3
         self._over = threading.Event()
-        self._process: Popen[bytes] | None = None
+        self._has_begun = False
         arguments = [",".join(map(str, addresses)), path, trainer, str(seconds), str(os.getpid())]
-        folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-        command = [sys.executable, "-m", "bireme_runtime.dispatcher.renewal", *arguments]
-        try:
-            self._process = Popen(command, env=env, stdin=DEVNULL, stdout=DEVNULL)
-        except OSError as error:
-            log.debug("no process renews the lease: %s", error)
-            given = (addresses, path, trainer, seconds, lambda: not self._over.is_set())
-            threading.Thread(target=renew, args=given, name="bireme-renewal", daemon=True).start()
+        self._process = _start(["-m", "bireme_runtime.dispatcher.renewal", *arguments])
+        threading.Thread(target=self._run, name="bireme-renewal", daemon=True).start()
 
     def stop(self) -> None:
         """End the renewal, without waiting for the thread."""
@@ -495,23 +490,43 @@ class _Renewal:
             self._process.kill()
             self._process.wait()
 
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the process renews the lease."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            self._has_begun = self._has_begun or bool(process.stdout and os.read(process.stdout.fileno(), 1))
+        return self._has_begun
 
-def renew(
-    addresses: tuple[Address, ...], path: str, trainer: str, seconds: float, goes_on: Callable[[], bool]
-) -> None:
-    """Renew a lease of so many seconds until it has ended, or as long as ``goes_on`` says so."""
-    leader, due = LeaderConnection(addresses, seconds, seconds / 4), 0.0
-    while goes_on():
-        if time.monotonic() >= due:
-            due = time.monotonic() + seconds / 3
-            try:
-                leader.ask("POST", path, {"trainer": trainer}, seconds / 3)
-            except Refused:
-                break
-            except Unavailable:
+    def _run(self) -> None:
+        while not self._over.wait(self._pause):
+            if self.is_in_process:
                 continue
-        time.sleep(_LOOK_SECONDS)
-    leader.close()
+            try:
+                self._leader.ask("POST", self._path, {"trainer": self._trainer})
+            except Refused:
+                return
+            except Unavailable as error:
+                log.debug("%s", error)
+        self._leader.close()
+
+
+def _start(arguments: list[str]) -> subprocess.Popen[bytes] | None:
+    """A Python process with this package, or None."""
+    folders = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        )
+    except OSError as error:
+        log.debug("no process renews the lease: %s", error)
+        return None
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    return process
 
 
 class LeaderConnection:

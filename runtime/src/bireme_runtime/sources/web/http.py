@@ -6,6 +6,7 @@ import base64
 import contextlib
 import http.client
 import ssl
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
@@ -115,21 +116,19 @@ class HttpSource(Source):
             text = base64.b64encode(urllib.parse.unquote(user).encode()).decode()
             self._authorization = f"Basic {text}"
         self._name = shown(self._url)
+        self._lock = threading.Lock()
+        self._place = self._url
 
     def entries(self) -> Iterator[Entry]:
         yield retry(self._entry)
 
     def _entry(self) -> Entry:
-        with self._answer("HEAD", {}) as answer:
-            headers, is_refused = answer.headers, answer.status in (400, 401, 403, 405, 501)
-            if not is_refused:
-                check_status(answer, self._name, (200,))
-        size = None if is_refused else headers.get("Content-Length")
-        if size is None:
+        headers = self._asked("HEAD", {}, (200,), (400, 401, 403, 405, 501))
+        size = None if headers is None else headers.get("Content-Length")
+        if headers is None or size is None:
             # A URL that is signed for GET refuses HEAD, and some servers do not know the length of HEAD.
-            with self._answer("GET", {"range": "bytes=0-0"}) as answer:
-                check_status(answer, self._name, (200, 206, 416))
-                headers = answer.headers
+            headers = self._asked("GET", {"range": "bytes=0-0"}, (200, 206, 416), ())
+            assert headers is not None
             size = headers.get("Content-Range", "").rpartition("/")[2] or headers.get("Content-Length")
         if size is None or not size.isdigit():
             raise SourceError(f"{self._name} has no Content-Length, so its size cannot be checked")
@@ -137,18 +136,24 @@ class HttpSource(Source):
         name = urllib.parse.unquote(urllib.parse.urlsplit(self._url).path.rpartition("/")[2])
         return Entry(safe_path(name), int(size), version, self._name)
 
-    @contextlib.contextmanager
-    def _answer(self, method: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
-        """The response after redirects. They are followed each time, because their addresses may expire."""
+    def _asked(
+        self, method: str, headers: Mapping[str, str], wanted: tuple[int, ...], refused: tuple[int, ...]
+    ) -> http.client.HTTPMessage | None:
+        """The headers of the response, after redirects; None if its status is one of `refused`."""
         place = self._url
         for _ in range(_REDIRECTS):
             with self._pool.request(place, self._with_token(place, headers), method) as answer:
-                if answer.status not in (301, 302, 303, 307, 308):
-                    yield answer
-                    return
-                # As it was sent: http.client takes each byte for a sign of Latin-1.
-                there = answer.headers.get("Location", "").encode("latin-1")
-                place = encoded(urllib.parse.urljoin(place, urllib.parse.quote(there, safe=_SAFE)))
+                if answer.status in (301, 302, 303, 307, 308):
+                    # As it was sent: http.client takes each byte for a sign of Latin-1.
+                    there = answer.headers.get("Location", "").encode("latin-1")
+                    place = encoded(urllib.parse.urljoin(place, urllib.parse.quote(there, safe=_SAFE)))
+                    continue
+                if answer.status in refused:
+                    return None
+                check_status(answer, self._name, wanted)
+                with self._lock:
+                    self._place = place
+                return answer.headers
         raise SourceError(f"{self._name} redirects more than {_REDIRECTS} times")
 
     def _with_token(self, place: str, headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -170,12 +175,23 @@ class HttpSource(Source):
         elif start and not entry.version:
             why = "its server tells neither ETag nor Last-Modified"
             raise Changed(f"{self._name} was interrupted, and may be another file now: {why}")
-        with self._answer("GET", headers) as answer:
+        with contextlib.ExitStack() as stack:
+            place = self._place
+            answer = stack.enter_context(self._pool.request(place, self._with_token(place, headers)))
+            if place != self._url and answer.status in (400, 401, 403, 404, 410):
+                # A redirect may be to an address that expires.
+                stack.close()
+                self._asked("GET", {"range": f"bytes={start}-{start}"}, (200, 206), ())
+                again = self._with_token(self._place, headers)
+                answer = stack.enter_context(self._pool.request(self._place, again))
             is_whole = start == 0 and end == entry.size
             check_status(answer, self._name, (206, 200) if is_whole else (206,))
             version = answer.headers.get("Last-Modified" if is_date else "ETag") or entry.version
-            of = answer.headers.get("Content-Range", "").rpartition("/")[2]
-            total = of if answer.status == 206 else answer.headers.get("Content-Length", "")
+            total = (
+                answer.headers.get("Content-Range", "").rpartition("/")[2]
+                if answer.status == 206
+                else answer.headers.get("Content-Length", "")
+            )
             if version != entry.version or (total.isdigit() and int(total) != entry.size):
                 raise Changed(f"{self._name} has changed since it was listed")
             yield Body(answer.read)
