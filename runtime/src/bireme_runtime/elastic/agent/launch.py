@@ -151,7 +151,7 @@ def adapt_torch(reporter: report.Reporter) -> None:
 def _adapt_agent(reporter: report.Reporter) -> None:
     """Let the agent tell the supervisor of processes, and succeed only when all of its round have finished.
 
-    When a process has failed, it waits for whether to go on. torch's own exit barrier ends with success also
+    When a process has failed, it waits for whether to go on. The exit barrier of torch ends with success also
     when an agent is gone, or is not there within 300 seconds. Here an agent whose processes have succeeded
     counts as healthy until all have, so that it still joins the next round when another member fails.
     """
