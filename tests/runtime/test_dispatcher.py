@@ -233,10 +233,12 @@ def test_a_killed_trainers_shards_are_back_within_its_lease(brief: Dispatchers) 
 
 
 HOLD_THE_INTERPRETER = """
-import ctypes
+import ctypes, time
 from bireme_runtime.dispatcher import Dispatcher
 with Dispatcher() as dispatcher:
     for shard in dispatcher.shards():
+        while not dispatcher._renewal.is_in_process:
+            time.sleep(0.05)
         # Unlike CDLL, a function of PyDLL keeps the interpreter to itself.
         ctypes.PyDLL(None).sleep(16)
         print(shard.name, flush=True)
@@ -250,6 +252,24 @@ def test_a_step_that_holds_the_interpreter_longer_than_the_lease_is_no_failure(b
         assert holder.communicate(timeout=120)[0] == "a\n"
         status = of(brief)
         assert (status["done"], status["redispatched"]) == (1, {})
+
+
+def test_a_thread_renews_the_lease_when_the_process_that_does_is_killed(brief: Dispatchers) -> None:
+    with trainers_of(brief)("t") as dispatcher:
+        dispatcher.add(["a"])
+        shards = dispatcher.shards()
+        next(shards)
+        renewal = dispatcher._renewal
+        assert renewal
+        assert renewal._process
+        until(lambda: renewal.is_in_process)
+        renewal._process.kill()
+        # The lease has 12 s here.
+        time.sleep(18)
+        status = of(brief)
+        assert (len(status["trainers"]), status["pending"], status["redispatched"]) == (1, 1, {})
+        assert list(shards) == []
+        assert of(brief)["done"] == 1
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import json
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,6 @@ LOGIN_FILE = "BIREME_ETCD_LOGIN"
 _LOGIN_MS = 30
 LOGIN_MS = "BIREME_ETCD_LOGIN_MS"
 _LOGIN_TIMEOUT = 30.0
-
-
-# Asks one endpoint, with a token.
-_Ask = Callable[[Endpoint, str], Any]
 
 
 class Client:
@@ -179,7 +175,7 @@ class Client:
         wait for them end at once, and can go elsewhere.
         """
         failed: list[Endpoint] = []
-        _, answer = self._call("/v3/lease/keepalive", {"ID": str(lease)}, failed=failed)
+        _, answer = self._call("/v3/lease/keepalive", {"ID": str(lease)}, repeatable=True, failed=failed)
         for endpoint in failed:
             self._shared.give_up(endpoint)
         answer = answer.get("result", answer)
@@ -200,7 +196,7 @@ class Client:
 
     def status(self) -> EndpointStatus:
         """State of the first server that answers."""
-        endpoint, answer = self._call("/v3/maintenance/status", {})
+        endpoint, answer = self._call("/v3/maintenance/status", {}, repeatable=True)
         return EndpointStatus(str(endpoint), answer.get("version", ""), int(answer.get("leader", 0)))
 
     def members(self, by_majority: bool = True) -> tuple[ClusterMember, ...]:
@@ -258,19 +254,13 @@ class Client:
         return self._call(path, body, repeatable)[1]
 
     def _call(
-        self, path: str, body: dict[str, Any], repeatable: bool = True, failed: list[Endpoint] | None = None
+        self, path: str, body: dict[str, Any], repeatable: bool, failed: list[Endpoint] | None = None
     ) -> tuple[Endpoint, dict[str, Any]]:
         """The endpoint that answered, and its response; `failed` collects those that were asked in vain."""
-        text = json.dumps(body)
-        return self._first(lambda *asked: self._exchange(path, text, *asked), repeatable, failed)
-
-    def _first(
-        self, ask: _Ask, repeatable: bool = True, failed: list[Endpoint] | None = None
-    ) -> tuple[Endpoint, Any]:
         failures: list[EtcdError] = []
         for endpoint in self._shared.in_order():
             try:
-                answer = self._logged_in(endpoint, ask)
+                answer = self._ask(endpoint, path, body)
             except OutOfSpace:
                 raise
             except (Unavailable, Ambiguous) as failure:
@@ -286,18 +276,18 @@ class Client:
         strange = any(isinstance(failure, AnotherCluster) for failure in failures)
         raise (AnotherCluster if strange else Unavailable)("; ".join(map(str, failures)))
 
-    def _logged_in(self, endpoint: Endpoint, ask: _Ask) -> Any:
-        """Ask one endpoint, with the token of a login; log in, or log in again, if it demands that."""
+    def _ask(self, endpoint: Endpoint, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Send a request to one endpoint; log in, or log in again, if it demands that."""
         # The second login is for one that another process of this pod made, before etcd forgot it.
         for _ in range(2):
             token = self._shared.token
             try:
-                return ask(endpoint, token)
+                return self._exchange(endpoint, path, body, token)
             except AuthError as refused:
                 if not (self._credentials.username and wants_login(refused)):
                     raise
             self._login(endpoint, token)
-        return ask(endpoint, self._shared.token)
+        return self._exchange(endpoint, path, body, self._shared.token)
 
     def _login(self, endpoint: Endpoint, stale: str) -> None:
         """Replace the token `stale`, for all threads, and for all processes that share the file."""
@@ -312,10 +302,10 @@ class Client:
                 raise Unavailable(f"{endpoint} demands a login, which waits its turn")
             if self._use_login_of_others():
                 return
-            body = json.dumps({"name": self._credentials.username, "password": self._credentials.password})
+            body = {"name": self._credentials.username, "password": self._credentials.password}
             # To give up and ask again would let etcd compute it twice.
             patient = self.with_timeout(max(self._timeout, _LOGIN_TIMEOUT))
-            answer = patient._exchange("/v3/auth/authenticate", body, endpoint, "")
+            answer = patient._exchange(endpoint, "/v3/auth/authenticate", body, "")
             shared.token = str(answer.get("token", ""))
             shared.login_pace.reset()
             with contextlib.suppress(OSError):
@@ -335,7 +325,7 @@ class Client:
                     return True
         return False
 
-    def _exchange(self, path: str, body: str, endpoint: Endpoint, token: str) -> dict[str, Any]:
+    def _exchange(self, endpoint: Endpoint, path: str, body: dict[str, Any], token: str) -> dict[str, Any]:
         connection = self._shared.connections.take(endpoint) or self._new_connection(endpoint)
         sock, history = connection.sock, self.history
         before = history.known if path.startswith("/v3/kv/") else None
@@ -343,7 +333,7 @@ class Client:
             sock.settimeout(self._timeout)
             try:
                 with self._shared.waiting(endpoint, sock):
-                    connection.request("POST", path, body, _headers(token))
+                    connection.request("POST", path, json.dumps(body), _headers(token))
                     response = connection.getresponse()
                     raw = response.read()
             except BROKEN as error:
@@ -374,14 +364,19 @@ class Client:
 
     def _stream(self, path: str, requests: list[dict[str, Any]], idle_timeout: float | None) -> _Stream:
         body = "\n".join(map(json.dumps, requests))
-        stream: _Stream
-        _, stream = self._first(lambda *asked: self._open_stream(path, body, idle_timeout, *asked))
-        return stream
+        failures: list[str] = []
+        for endpoint in self._shared.in_order():
+            try:
+                stream = self._open_stream(endpoint, path, body, idle_timeout)
+            except (Unavailable, Ambiguous) as failure:
+                failures.append(str(failure))
+                continue
+            self._shared.prefer(endpoint)
+            return stream
+        raise Unavailable("; ".join(failures))
 
-    def _open_stream(
-        self, path: str, body: str, idle_timeout: float | None, endpoint: Endpoint, token: str
-    ) -> _Stream:
-        # Without a login a watch is told that it may not, and not that it has to log in.
+    def _open_stream(self, endpoint: Endpoint, path: str, body: str, idle_timeout: float | None) -> _Stream:
+        token = self._shared.token
         if self._credentials.username and not token:
             try:
                 self._login(endpoint, token)
@@ -403,8 +398,11 @@ class Client:
             connection.close()
             self._shared.doubt(token, error)
             raise Unavailable(f"{endpoint} did not answer ({reason(error)})") from error
-        except EtcdError:
+        except EtcdError as error:
             connection.close()
+            if isinstance(error, AuthError) and wants_login(error):
+                self._login(endpoint, token)
+                raise Unavailable(f"{endpoint} demands a new login") from error
             raise
         return _Stream(self._shared, endpoint, sock, response)
 

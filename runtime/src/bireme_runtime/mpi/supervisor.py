@@ -50,8 +50,8 @@ def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         if role == "check":
             code = _check(env)
         else:
-            env = devices.for_processes({**env, **for_trainers(env)}, say)
-            code = _work(env) if role == "worker" else _launch(list(argv), env)
+            its_env = devices.for_processes({**env, **for_trainers(env)}, say)
+            code = _work(its_env) if role == "worker" else _launch(list(argv), its_env)
     except Stop as error:
         code, reason = error.code, str(error)
         say(reason)

@@ -360,7 +360,7 @@ class Run:
         there = [seen.report for seen in core]
         complete = len(there) == self.rules.core[1]
         first = self._seen.get((TRAINER, 0))
-        saves = first is not None and first.report.attempt == self.attempt
+        saver = first.report.state if first and first.report.attempt == self.attempt else WAITING
         if self.rules.servers:
             ready = all(each.attempt == self.attempt and each.state == SERVING for each in there)
         else:
@@ -376,7 +376,7 @@ class Run:
             initialised=self.initialised,
             restore=self.save.folder if self.save else "",
             first_pass=self._first_pass(),
-            saver=first.report.state if first and saves else WAITING,
+            saver=saver,
             server_leaves=any(each.state == LEAVING and each.attempt == self.attempt for each in there),
         )
 

@@ -208,7 +208,8 @@ class Role(ABC):
         """Until the run is over; returns the exit code."""
         try:
             while True:
-                # Pserver 0 may have ended before it could report that. Who takes part is told.
+                # Pserver 0 may have ended before it could report that. One that takes part is told by the
+                # answers.
                 if not (self.attempt or self._run) and (self.options.output / "done").exists():
                     say("this job is done: output/done exists")
                     return 0

@@ -326,7 +326,7 @@ class Coordinator:
         values = {state.keys.meta: wanted.to_json(), state.keys.current_pass: _pass_record(0, False)}
         puts = [etcd.put_op(key, value) for key, value in values.items()]
         new = [etcd.key_is_unchanged(key, 0) for key in values]
-        self._change(puts, new, _sets(state, "pass_revision"))
+        self._change(puts, compare=new, then=_sets_revision(state, "pass_revision"))
         return Answer(200, {"added": True})
 
     def _do_join(self, state: DatasetState, request: TrainerRequest) -> Reply:
@@ -336,7 +336,8 @@ class Coordinator:
             state.trainers[trainer.id] = trainer
             key = state.keys.trainer(trainer.id)
             put = etcd.put_op(key, "", trainer.lease)
-            self._change([put], [etcd.key_is_same(key, 0)], _sets(trainer, "created"))
+            unused = etcd.key_is_same(key, 0)
+            self._change([put], compare=[unused], then=_sets_revision(trainer, "created"))
         return Answer(200, {"trainer": trainer.id})
 
     def _do_settle(self, state: DatasetState, request: TrainerRequest) -> Answer:
@@ -508,7 +509,8 @@ class Coordinator:
         record = {"trainer": trainer.id, "name": name, "since": round(self._wall(), 3)}
         if ahead:
             record["ahead"] = True
-        self._change([etcd.put_op(key, json.dumps(record))], compare, _sets(held, "token"))
+        put = etcd.put_op(key, json.dumps(record))
+        self._change([put], compare=compare, then=_sets_revision(held, "token"))
         return held
 
     def _take(self, state: DatasetState) -> tuple[int, str] | None:
@@ -723,7 +725,7 @@ class Coordinator:
             etcd.delete_op(keys.tries(ended), after(keys.tries(ended))),
         ]
         compare = [etcd.key_is_unchanged(keys.current_pass, state.pass_revision)]
-        self._change(puts, compare, _sets(state, "pass_revision"))
+        self._change(puts, compare=compare, then=_sets_revision(state, "pass_revision"))
         # The next comparison needs the revision of this commit.
         self._commit()
 
@@ -733,12 +735,13 @@ class Coordinator:
         key = state.keys.once(what)
         self._commit()
         put = etcd.put_op(key, json.dumps({"trainer": task.trainer}))
-        self._change([put], [etcd.key_is_unchanged(key, task.revision)], _sets(task, "revision"))
+        unchanged = etcd.key_is_unchanged(key, task.revision)
+        self._change([put], compare=[unchanged], then=_sets_revision(task, "revision"))
         self._commit()
 
     def _drop_task(self, state: DatasetState, what: str) -> None:
         task, key = state.tasks.pop(what), state.keys.once(what)
-        self._change([etcd.delete_op(key)], [etcd.key_is_unchanged(key, task.revision)])
+        self._change([etcd.delete_op(key)], compare=[etcd.key_is_unchanged(key, task.revision)])
 
     # etcd ----------------------------------------
 
@@ -752,11 +755,12 @@ class Coordinator:
         """Delete the key of a held shard, together with other changes."""
         key = state.keys.held(held.shard)
         unchanged = etcd.key_is_unchanged(key, held.token)
-        self._change([etcd.delete_op(key), *operations], [unchanged, *compare])
+        self._change([etcd.delete_op(key), *operations], compare=[unchanged, *compare])
 
     def _change(
         self,
         operations: Sequence[dict[str, Any]],
+        *,
         compare: Sequence[dict[str, Any]] = (),
         then: Callable[[int], None] | None = None,
     ) -> None:
@@ -890,6 +894,11 @@ def _pass_record(number: int, over: bool) -> str:
     return json.dumps({"number": number, "over": over})
 
 
-def _sets(target: object, name: str, value: float | None = None) -> Callable[[int], None]:
-    """Sets an attribute after a commit, to its revision where there is no other value."""
-    return lambda revision: setattr(target, name, revision if value is None else value)
+def _sets(target: object, name: str, value: object) -> Callable[[int], None]:
+    """Sets an attribute after a commit."""
+    return lambda revision: setattr(target, name, value)
+
+
+def _sets_revision(target: object, name: str) -> Callable[[int], None]:
+    """Keeps the revision of a commit as an attribute."""
+    return lambda revision: setattr(target, name, revision)

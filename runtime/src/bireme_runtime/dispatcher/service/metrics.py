@@ -26,6 +26,7 @@ def text(report: Mapping[str, Any] | None, leads: bool, terms: int, requests: Ma
 
 
 def _family(name: str, description: str, samples: Iterable[Sample], kind: str = "") -> Iterator[str]:
+    """One metric. Unless another type is given, a name that ends with `_total` is that of a counter."""
     yield f"# HELP {_PREFIX}{name} {description}"
     yield f"# TYPE {_PREFIX}{name} {kind or ('counter' if name.endswith('_total') else 'gauge')}"
     for value, labels in samples:

@@ -57,7 +57,7 @@ _RELEASE_SECONDS = 4.0
 _FENCE_SECONDS = 0.25
 _ANSWER_SECONDS = 0.02
 
-# The ends of torchrun after which another start has the same.
+# The ends of torchrun after which another start would end the same way.
 _FINAL = {
     report.USAGE: (USAGE, "torchrun refuses its arguments"),
     report.CONFIG: (CONFIG, "torchrun cannot start as configured"),
@@ -128,13 +128,23 @@ class ScriptFailed(Stop):
         super().__init__(FAILED if end.code in (USAGE, UNCOUNTED, GIVEN_UP, CONFIG) else end.code, sentence)
 
 
+class Unkillable(Stop):
+    """A process does not end on SIGKILL: it waits in the kernel, mostly for a file system."""
+
+    def __init__(self, pid: int) -> None:
+        what = f"process {pid} cannot be killed, because it waits in the kernel (state D)"
+        consequence = "the lease of this worker is left to expire, and this pod ends with the process"
+        super().__init__(TEMPORARY, f"{what}: {consequence}")
+
+
 class Backend:
     """What the supervisor does for a rendezvous backend, beside torchrun. For most backends nothing."""
 
-    def __init__(self) -> None:
-        # Without leases there is no deadline, and processes are thought to train as soon as they run.
+    def __init__(self, token: int = 1) -> None:
+        # Without leases there is no deadline, and processes are thought to train as soon as they run: any
+        # token but 0 says that they do.
         self.board = fence.Board.new()
-        self.board.token = 1
+        self.board.token = token
         # What is known of the failures of the run, and its worlds, where something keeps them.
         self.ledger = failures.Ledger()
         self.history: history.History | None = None
@@ -183,7 +193,7 @@ class EtcdBackend(Backend):
     """The backend `bireme-etcd`, which keeps leases and the mark of success in etcd."""
 
     def __init__(self, options: AgentSettings, env: Mapping[str, str]) -> None:
-        super().__init__()
+        super().__init__(token=0)
         try:
             settings = rules.RunSettings.from_config(
                 options.run_id, options.min_nodes, options.max_nodes, options.conf
@@ -201,7 +211,6 @@ class EtcdBackend(Backend):
         lock = env.get("BIREME_LOCK", "")
         self._lock = RunLock(self._client, replace(settings, lock=lock)) if lock else None
         self._base = ""
-        self.board.clear()
         run = self._client, settings.prefix, settings.run_id
         self.ledger = ledger = failures.EtcdLedger(*run)
         self.history = history.History(*run, ledger)
@@ -373,7 +382,7 @@ class Supervisor:
         except children.Terminated as end:
             try:
                 self._end_processes()
-            except Stop as stop:
+            except Unkillable as stop:
                 say(str(stop))
             return as_shell(-end.number)
         except Stop as stop:
@@ -400,14 +409,12 @@ class Supervisor:
     def _end_processes(self) -> None:
         """End all processes but the template, then the membership: none trains beside the next world.
 
-        Raises Stop when a process does not end: it waits in the kernel, mostly for a file system.
+        Raises Unkillable, with the membership left to its lease, when a process does not end.
         """
         left = self._kill_processes()
         if left:
             self._backend.board.expel()
-            what = f"process {left[0]} cannot be killed, because it waits in the kernel (state D)"
-            consequence = "the lease of this worker is left to expire, and this pod ends with the process"
-            raise Stop(TEMPORARY, f"{what}: {consequence}")
+            raise Unkillable(left[0])
         self._backend.release()
 
     def _kill_processes(self) -> list[int]:

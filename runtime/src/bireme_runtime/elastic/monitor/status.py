@@ -95,8 +95,9 @@ class WorkerStatus:
 
     def metrics(self) -> str:
         """The text format of Prometheus."""
-        seen, starts, snapshots = self.seen, self.starts, self.snapshots()
+        seen, starts = self.seen, self.starts
         seen.look()
+        snapshots = self.snapshots()
         steps, now = seen.board.steps(), time.monotonic()
         causes = {f'{{cause="{cause}"}}': float(starts.restarts[cause]) for cause in CAUSES}
         events = {f'{{event="{event}"}}': float(starts.happened[event]) for event in EVENTS}
@@ -109,6 +110,7 @@ class WorkerStatus:
         rate = seen.samples_per_second or None
         useful = "Part of the time since the first new step that went into new steps"
         blocked = "Seconds that processes have waited for snapshots"
+        # None: the metric is left out. Those whose names end with `_total` are counters, all others gauges.
         found: list[tuple[str, str, float | Mapping[str, float] | None]] = [
             ("round", "Number of the latest round of this worker", starts.round),
             ("world_size", "Workers in the round; 0 while this one waits", starts.world),
@@ -137,8 +139,8 @@ class WorkerStatus:
             if value is not None:
                 kind = "counter" if name.endswith("_total") else "gauge"
                 lines += [f"# HELP bireme_{name} {meaning}", f"# TYPE bireme_{name} {kind}"]
-                values = value if isinstance(value, Mapping) else {"": value}
-                lines += [f"bireme_{name}{labels} {number}" for labels, number in values.items()]
+                by_labels = value if isinstance(value, Mapping) else {"": value}
+                lines += [f"bireme_{name}{labels} {number}" for labels, number in by_labels.items()]
         return "\n".join(lines) + "\n"
 
     def status(self) -> dict[str, Any]:

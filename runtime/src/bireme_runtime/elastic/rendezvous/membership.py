@@ -145,6 +145,7 @@ class Rendezvous:
         # The highest round, and token, that this member has ever seen. etcd may have lost them.
         self._highest = self._highest_token = 0
         self._seen: set[str] = set()
+        # For `join` and `all_finished`: the agent's thread is in one of them at a time.
         self._progress = _Progress()
         self._gathering = self._last_arrival = time.monotonic()
         self._watch: etcd.Watch | None = None
@@ -178,15 +179,18 @@ class Rendezvous:
     def _join(self, deadline: float) -> World:
         self._get_ready(deadline)
         self._progress = _Progress()
+        # The id of its latest registration, also when that is lost.
+        me = ""
         while True:
             with self._changed:
                 self._check_threads()
                 registration, reading = self._registration, self._view
+                me = registration.member.id if registration else me
                 decision = self._decide() if registration else rules.Wait("a new lease")
                 round = reading.round
-                is_left_over = registration and round and registration.member.id not in round.ids
-                if is_left_over and not reading.leavers() and not isinstance(decision, rules.Propose):
-                    # As far as it knows, the others train without it: it waits as long as they do.
+                # As far as it knows, the others train without it: it waits as long as they do.
+                is_spare = round is not None and me not in round.ids and not reading.leavers()
+                if is_spare and not isinstance(decision, rules.Propose):
                     deadline = time.monotonic() + self.settings.join_timeout
                 if isinstance(decision, rules.Joined) and self._uncertain():
                     decision = rules.Wait("etcd to renew its lease")
@@ -430,7 +434,8 @@ class Rendezvous:
                     self._write(mine, self._ready(mine.member), deadline)
                 return
             except etcd.LeaseLost:
-                self._mark_lost(mine)
+                if mine:
+                    self._mark_lost(mine)
 
     def _say_goodbye(self, registration: _Registration, deadline: float) -> None:
         """Tell the members of a round that still trains that this one does not any more."""
@@ -601,8 +606,8 @@ class Rendezvous:
             self._pause(deadline, error)
         with self._changed:
             # In either case a newer view will follow.
-            what, seconds = f"round {new.number} to be agreed: {trouble}", float(self._view is view)
-            self._wait(rules.Wait(what, seconds), deadline)
+            seconds = 1.0 if self._view is view else 0.0
+            self._wait(rules.Wait(f"round {new.number} to be agreed: {trouble}", seconds), deadline)
 
     def _succeed(self, world: World) -> bool:
         """Mark the run as succeeded, unless a new round was agreed. Returns whether it is marked."""
@@ -614,9 +619,9 @@ class Rendezvous:
         # If it is marked already, the view will show it.
         return self._client.txn(compare, [put]).succeeded
 
-    def _mark_lost(self, registration: _Registration | None) -> None:
+    def _mark_lost(self, registration: _Registration) -> None:
         with self._changed:
-            if registration and registration is self._registration:
+            if registration is self._registration:
                 self._registration = None
                 self.board.expel()
             self._changed.notify_all()

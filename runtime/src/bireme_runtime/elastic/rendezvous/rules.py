@@ -85,8 +85,9 @@ class RunSettings:
         for name in (*_POSITIVE, *_NOT_NEGATIVE, _ATTEMPTS):
             if config.get(name) is not None:
                 try:
-                    changes[name] = (int if name == _ATTEMPTS else float)(float(config[name]))
-                except (TypeError, ValueError):
+                    number = float(config[name])
+                    changes[name] = int(number) if name == _ATTEMPTS else number
+                except (TypeError, ValueError, OverflowError):
                     sentence = f"{name}={config[name]} is not a number of seconds (PET_RDZV_CONF)"
                     raise ValueError(sentence) from None
         if config.get("etcd_prefix"):
@@ -274,8 +275,10 @@ class View:
                 elif name == "store":
                     store = None if deleted else (int(record["round"]), str(record["address"]))
                 elif name == "call":
-                    told = None if deleted else (int(record["round"]), str(record["leaver"]))
-                    call = told and Call(*told, kv.mod_revision, bool(record.get("cut")))
+                    call = None
+                    if not deleted:
+                        cut = bool(record.get("cut"))
+                        call = Call(int(record["round"]), str(record["leaver"]), kv.mod_revision, cut)
                 elif name == "done":
                     outcome = "" if deleted else str(record.get("outcome", CLOSED))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -374,7 +377,7 @@ def decide(
         return Wait(f"members: there are {len(members)}, and {settings.min_nodes} is the minimum")
     if me not in (min(view.members), view.first()):
         return Wait("another member to propose the round")
-    has_newcomers = not {member.base for member in members} <= set(view.round.bases if view.round else ())
+    known = frozenset(view.round.bases if view.round else ())
     if any(member.ready > view.number + 1 for member in members):
         # They know of a round that etcd does not. Others of that round may not know yet what happened.
         remaining = settings.lease_ttl / (3 if waited else 1) - quiet_seconds
@@ -384,7 +387,7 @@ def decide(
         remaining = max(settings.first_call_timeout, settings.lease_ttl) - gathering_seconds
         if remaining > 0 and len(members) < settings.size(settings.first_nodes):
             return Wait(f"workers: {len(members)} of the first {settings.first_nodes} are here", remaining)
-    elif len(members) < settings.size(settings.max_nodes) and has_newcomers:
+    elif len(members) < settings.size(settings.max_nodes) and any(m.base not in known for m in members):
         # After a mere loss of members there is no last call: lost members still block with their leases.
         remaining = settings.last_call_timeout - quiet_seconds
         if remaining > 0:
