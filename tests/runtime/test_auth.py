@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -18,6 +19,7 @@ from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.elastic.rendezvous.membership import Identity, Rendezvous, new_base
 from bireme_runtime.etcd import check
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.process.errors import as_shell
 from tests.runtime.etcd_servers import RUNTIME, EtcdServer, NewEtcd, free_port, set_up_users
 from tests.support import waiting
 
@@ -222,6 +224,9 @@ def kept_up(secret: dict[str, str], folder: Path) -> Iterator[str]:
     process = subprocess.Popen([sys.executable, "-m", "bireme_runtime.etcd.server.auth"], env=env)
     try:
         yield f"http://127.0.0.1:{port}/"
+        # As process 1 it ends only if it handles the signal: its code is an exit's, not the signal's.
+        process.terminate()
+        assert process.wait(timeout=30) == as_shell(-signal.SIGTERM)
     finally:
         process.kill()
         process.wait()

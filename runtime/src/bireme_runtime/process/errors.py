@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 # 64 and above are those of sysexits.h, which the charts' Jobs act on.
 FAILED, USAGE, UNCOUNTED, GIVEN_UP, TEMPORARY, NO_PERMISSION, CONFIG = 1, 64, 69, 70, 75, 77, 78
 
@@ -39,3 +42,8 @@ class Unreachable(BiremeError):
 def as_shell(code: int) -> int:
     """The exit code that a shell reports: ``-N``, for a process killed by signal N, becomes 128 + N."""
     return code if code >= 0 else 128 - code
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this program. Process 1 of a container ignores it otherwise, until it is killed."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(as_shell(-number)))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import ssl
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from bireme_runtime.process.errors import BiremeError, Unreachable
+from bireme_runtime.process.errors import BiremeError, Unreachable, end_on_sigterm
 from bireme_runtime.process.http import Address, fetch
 from bireme_runtime.process.log import log_of
 
@@ -89,6 +88,5 @@ def _ask(env: Mapping[str, str], account: Path) -> Mapping[str, str]:
 
 
 if __name__ == "__main__":
-    # Process 1 of a container ignores it otherwise.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    end_on_sigterm()
     sys.exit(main())

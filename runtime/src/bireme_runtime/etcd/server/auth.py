@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment
-from bireme_runtime.process.errors import BiremeError, SettingError
+from bireme_runtime.process.errors import BiremeError, SettingError, end_on_sigterm
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.process.server import Background, Response
 from bireme_runtime.process.waiting import BoundedWait
@@ -195,4 +195,5 @@ def keep_up(env: Mapping[str, str], say: Say) -> None:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     keep_up(os.environ, log_of("users"))

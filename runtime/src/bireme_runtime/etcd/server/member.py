@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process import environment, http
 from bireme_runtime.process.disk import write_whole
-from bireme_runtime.process.errors import FAILED, BiremeError, Unreachable
+from bireme_runtime.process.errors import FAILED, BiremeError, Unreachable, end_on_sigterm
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.process.server import Background, Request, Response
 from bireme_runtime.process.waiting import BoundedWait
@@ -319,4 +319,5 @@ def main(env: Mapping[str, str] = os.environ) -> int:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main())
