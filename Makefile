@@ -77,7 +77,8 @@ test-eks: setup ## hack/eks with a mocked provider and on moto as AWS, and eksct
 
 .PHONY: test-torch
 test-torch: setup ## Real torchrun on a real etcd, in a root file system of Debian packages (needs root, some minutes)
-	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) $(REMEMBER) --durations 10 -m "not whole" tests/runtime/with_torch
+	BIREME_TORCH_ROOT="$$($(BIN)/python hack/images/build.py rootfs torch-2.6)" $(PYTEST) -n 2 --dist loadfile $(REMEMBER) --durations 10 \
+		-m "not whole" tests/runtime/with_torch
 
 # A Python that has torch, and a binary of etcd where .venv cannot be made.
 GPU_PYTHON ?= python3

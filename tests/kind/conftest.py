@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from bireme.clusters.kind import KindCluster
 from bireme.core.paths import Paths
@@ -38,6 +39,14 @@ class SharedClusterScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         module = Path(nodeid.partition("::")[0]).stem
         return "accelerated" if module in ACCELERATED else module
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a worker its next module as late as can be: xdist would give it two while it has tests to run.
+
+        A worker starts a test when it knows the next one, for what the two share.
+        """
+        if self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharedClusterScheduling | None:
