@@ -114,8 +114,10 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, log
 
 
-def kill_when(copied: Callable[[str], bool], target: Path, process: subprocess.Popen[str]) -> None:
-    """Kill a step, and what it has started, as soon as its journal is like this."""
+def kill_when(
+    copied: Callable[[str], bool], target: Path, process: subprocess.Popen[str], by: int = signal.SIGKILL
+) -> int:
+    """Kill a step, and what it has started, as soon as its journal is like this; returns the exit code."""
     journal = target.parent / f".{target.name}.staging/.bireme/journal-0.jsonl"
 
     def is_time() -> bool:
@@ -123,9 +125,10 @@ def kill_when(copied: Callable[[str], bool], target: Path, process: subprocess.P
         return journal.exists() and copied(journal.read_text())
 
     until(is_time, PATIENCE, every=0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    os.killpg(process.pid, by)
+    code = process.wait(timeout=PATIENCE)
     assert not target.exists()
+    return code
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import time
@@ -84,8 +85,10 @@ def test_a_bucket_is_copied_completely_and_a_second_install_copies_nothing(
     assert "is complete: 232 files" in ended(begin("verify", {}, str(target)))[1]
 
 
+# As process 1 of a container it ends at SIGTERM only if it handles that, so the code is that of an exit.
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)])
 def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
-    s3: S3Server, bucket: str, tmp_path: Path
+    s3: S3Server, bucket: str, tmp_path: Path, by: int, code: int
 ) -> None:
     files = {**content(150, 20_000), "large.rec": random.Random(2).randbytes(12 * MiB)}
     upload(s3, bucket, files)
@@ -95,7 +98,7 @@ def test_after_a_kill_only_the_rest_is_copied_and_the_target_is_never_partial(
     proxy = Proxy(int(s3.url.rpartition(":")[2]))
     proxy.budget = 14_000_000
     slow = begin("stage", {**env, "AWS_ENDPOINT_URL_S3": f"http://{proxy.endpoint}"})
-    kill_when(lambda journal: journal.count("path") > 12, target, slow)
+    assert kill_when(lambda journal: journal.count("path") > 12, target, slow, by) == code
     proxy.mode = "refuse"
     proxy.close()
     log = stage_and_publish(env)

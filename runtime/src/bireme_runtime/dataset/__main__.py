@@ -15,7 +15,7 @@ from bireme_runtime.dataset.manifest import verify
 from bireme_runtime.dataset.place import Folder, alone
 from bireme_runtime.dataset.settings import settings_from
 from bireme_runtime.dataset.staging import publish, stage
-from bireme_runtime.process.errors import TEMPORARY, USAGE, BiremeError, Unreachable
+from bireme_runtime.process.errors import TEMPORARY, USAGE, BiremeError, Unreachable, end_on_sigterm
 from bireme_runtime.process.http import reason
 from bireme_runtime.process.log import Say, log_of
 from bireme_runtime.sources.source import ATTEMPTS, Changed, FolderSource
@@ -71,4 +71,5 @@ def _verify(arguments: Sequence[str], say: Say) -> None:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main(sys.argv[1:]))

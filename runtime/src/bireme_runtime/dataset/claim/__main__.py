@@ -24,7 +24,7 @@ from bireme_runtime.dataset.claim.upload import upload
 from bireme_runtime.dataset.place import Folder, alone
 from bireme_runtime.dataset.settings import StagingSettings, settings_from
 from bireme_runtime.dataset.staging import publish, stage
-from bireme_runtime.process.errors import USAGE
+from bireme_runtime.process.errors import USAGE, end_on_sigterm
 from bireme_runtime.process.log import Say, log_of
 
 
@@ -82,4 +82,5 @@ def _hold(settings: StagingSettings, has_lock: Path, say: Say) -> None:
 
 
 if __name__ == "__main__":
+    end_on_sigterm()
     sys.exit(main(sys.argv[1:]))
