@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/pytest
-# Two workers per core, because most tests wait more than they compute. Tests of a file share a worker, and so a
-# cluster; the files that wait start first.
-WORKERS := $(shell echo $$((2 * $$(getconf _NPROCESSORS_ONLN))))
+# Three workers per core, because many tests wait more than they compute. Tests of a file share a worker, and so a
+# cluster.
+WORKERS := $(shell echo $$((3 * $$(getconf _NPROCESSORS_ONLN))))
 PARALLEL ?= -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Each target remembers its own failures: make test ONLY=--last-failed runs them again.
 ONLY ?=

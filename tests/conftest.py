@@ -20,6 +20,20 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files that wait for a cluster among those that compute, so that a core has both.
+
+    They are in the first three quarters, as the last tests should be short ones.
+    """
+    files = dict.fromkeys(item.path for item in items)
+    waiting = [path for path in files if path.parent.name == "embedded"]
+    computing = [path for path in files if path.parent.name != "embedded"]
+    places = {path: at / len(computing) for at, path in enumerate(computing)}
+    places |= {path: 0.75 * at / len(waiting) for at, path in enumerate(waiting)}
+    items.sort(key=lambda item: places[item.path])
+
+
 @pytest.fixture(scope="session")
 def cluster(bireme_cluster: Cluster) -> Cluster:
     """The cluster itself, with all that its provider adds, for fixtures of any scope."""
