@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,7 +31,7 @@ for run in range(2):
     while run and ready and not Path(ready).exists():
         time.sleep(0.01)
     if run and ready:
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
     codes.append(process.wait(120))
     pids.append(pid)
 print(json.dumps({"codes": codes, "pids": pids, "template": template.pid}), flush=True)

@@ -21,7 +21,6 @@ import io
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -213,14 +212,6 @@ class Forked:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
 
 
 # --- the side of the template --------------------------------------------------------------------------
