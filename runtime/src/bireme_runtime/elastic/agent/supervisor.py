@@ -120,23 +120,6 @@ class End:
     reason: str
 
 
-class ScriptFailed(Stop):
-    """The script failed for good. Its code is passed on, except those by which a worker ends the Job."""
-
-    def __init__(self, end: End) -> None:
-        sentence = f"the script failed for good, with code {end.code}: {end.reason}"
-        super().__init__(FAILED if end.code in (USAGE, UNCOUNTED, GIVEN_UP, CONFIG) else end.code, sentence)
-
-
-class Unkillable(Stop):
-    """A process does not end on SIGKILL: it waits in the kernel, mostly for a file system."""
-
-    def __init__(self, pid: int) -> None:
-        what = f"process {pid} cannot be killed, because it waits in the kernel (state D)"
-        consequence = "the lease of this worker is left to expire, and this pod ends with the process"
-        super().__init__(TEMPORARY, f"{what}: {consequence}")
-
-
 class Backend:
     """What the supervisor does for a rendezvous backend, beside torchrun. For most backends nothing."""
 
@@ -382,7 +365,7 @@ class Supervisor:
         except children.Terminated as end:
             try:
                 self._end_processes()
-            except Unkillable as stop:
+            except Stop as stop:
                 say(str(stop))
             return as_shell(-end.number)
         except Stop as stop:
@@ -409,12 +392,15 @@ class Supervisor:
     def _end_processes(self) -> None:
         """End all processes but the template, then the membership: none trains beside the next world.
 
-        Raises Unkillable, with the membership left to its lease, when a process does not end.
+        Raises Stop, with the membership left to its lease, when a process does not end: it waits in the
+        kernel, mostly for a file system.
         """
         left = self._kill_processes()
         if left:
             self._backend.board.expel()
-            raise Unkillable(left[0])
+            what = f"process {left[0]} cannot be killed, because it waits in the kernel (state D)"
+            consequence = "the lease of this worker is left to expire, and this pod ends with the process"
+            raise Stop(TEMPORARY, f"{what}: {consequence}")
         self._backend.release()
 
     def _kill_processes(self) -> list[int]:
@@ -427,8 +413,7 @@ class Supervisor:
         """
         if stop.code == TEMPORARY and not self._observer.verdict and self._observer.advanced():
             return UNCOUNTED
-        is_of_all = stop.code in (USAGE, CONFIG) and not isinstance(stop, ScriptFailed)
-        if not is_of_all or not self._backend.has_begun():
+        if stop.code not in (USAGE, CONFIG) or not self._backend.has_begun():
             return stop.code
         say("the run has begun: only this pod is replaced")
         return TEMPORARY
@@ -460,7 +445,13 @@ class Supervisor:
                 how = "while this worker waited" if waited else "although this worker's last processes failed"
                 say(f"the run has succeeded, {how}")
                 return 0
-            self._stop_unless_restarting_helps(end)
+            if end.cause == report.SCRIPT:
+                # Its code is passed on, except those by which a worker ends the Job.
+                code = FAILED if end.code in (USAGE, UNCOUNTED, GIVEN_UP, CONFIG) else end.code
+                raise Stop(code, f"the script failed for good, with code {end.code}: {end.reason}")
+            if end.cause in _FINAL:
+                code, what = _FINAL[end.cause]
+                raise Stop(code, f"{what}: {end.reason}")
             restarts = 1 if self._stable_seconds >= self._options.stable_seconds else restarts + 1
             if restarts > self._options.restarts:
                 raise Stop(TEMPORARY, f"the agent ended {restarts} times; the last reason: {end.reason}")
@@ -471,13 +462,6 @@ class Supervisor:
                 f"({restarts} of {self._options.restarts} restarts)"
             )
             children.pause(delay)
-
-    def _stop_unless_restarting_helps(self, end: End) -> None:
-        if end.cause == report.SCRIPT:
-            raise ScriptFailed(end)
-        if end.cause in _FINAL:
-            code, what = _FINAL[end.cause]
-            raise Stop(code, f"{what}: {end.reason}")
 
     def _while_listening(self, action: Callable[[], Any]) -> Any:
         """Call ``action`` in a thread; raises Terminated if SIGTERM or SIGINT arrives meanwhile."""
