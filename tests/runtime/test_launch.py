@@ -13,6 +13,7 @@ import pytest
 
 from bireme_runtime.elastic.agent import launch, report
 from bireme_runtime.elastic.rendezvous import membership
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, Stop
 from tests.runtime.etcd_servers import RUNTIME
 
 
@@ -42,8 +43,8 @@ class ChildFailedError(Exception):
         (RendezvousTimeoutError("late"), report.RENDEZVOUS, 1),
         (ModuleNotFoundError("No module named 'torch'"), report.CONFIG, 1),
         (ImportError("libcudart.so.12: cannot open shared object file"), report.MACHINE, 1),
-        (launch.DeviceMissing("Cuda is not available."), report.MACHINE, 1),
-        (launch.ArgumentError("nproc"), report.CONFIG, 1),
+        (Stop(TEMPORARY, "Cuda is not available."), report.MACHINE, 1),
+        (Stop(CONFIG, "nproc"), report.CONFIG, 1),
         (membership.ThreadEnded("a thread ended"), report.MACHINE, 1),
         (ValueError("somewhere"), report.AGENT, 1),
         (RuntimeError("store"), report.AGENT, 1),
@@ -58,7 +59,7 @@ def test_what_ended_torchrun_says_whether_the_script_or_the_agent_is_to_blame(
 @pytest.mark.parametrize("version", ["1.13.1", "2.0.1+cu117"])
 def test_an_old_torch_is_named_in_a_sentence(version: str) -> None:
     advice = f"has torch {re.escape(version)}.*set launch.runtime=false"
-    with pytest.raises(launch.ArgumentError, match=advice):
+    with pytest.raises(Stop, match=advice):
         launch.check_release(version)
     for known in ("2.1.0", "2.10.0+cu128", "3.0.0a0+git12ab"):
         launch.check_release(known)
@@ -78,19 +79,17 @@ def test_an_old_python_is_named_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "kind"),
-    [
-        ("Unsupported nproc_per_node value: x", launch.ArgumentError),
-        ("Cuda is not available.", launch.DeviceMissing),
-    ],
+    ("problem", "code"),
+    [("Unsupported nproc_per_node value: x", CONFIG), ("Cuda is not available.", TEMPORARY)],
 )
-def test_what_torchrun_lacks_on_a_machine_is_no_wrong_argument(problem: str, kind: type[Exception]) -> None:
+def test_what_torchrun_lacks_on_a_machine_is_no_wrong_argument(problem: str, code: int) -> None:
     def config_from_args(arguments: list[str]) -> None:
         raise ValueError(problem)
 
     torchrun = SimpleNamespace(parse_args=list, config_from_args=config_from_args)
-    with pytest.raises(kind, match=problem):
+    with pytest.raises(Stop, match=problem) as refusal:
         launch.check_arguments(torchrun, ["train.py"])
+    assert refusal.value.code == code
 
 
 def test_what_the_supervisor_fails_to_note_keeps_no_agent_waiting(

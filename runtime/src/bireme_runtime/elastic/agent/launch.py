@@ -27,7 +27,7 @@ from bireme_runtime.elastic.agent import launchers, pairs, report, torch_handler
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.snapshots import plan
 from bireme_runtime.process import children, devices, environment
-from bireme_runtime.process.errors import BiremeError, as_shell
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, BiremeError, Stop, as_shell
 from bireme_runtime.process.log import log_of
 
 # Seconds after which a process that got SIGKILL is given up.
@@ -58,7 +58,8 @@ def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
         return code
     except Exception as error:
         cause, code = classify(error)
-        reporter.ended(cause, code, f"{type(error).__name__}: {error}".splitlines()[0])
+        said = str(error) if isinstance(error, BiremeError) else f"{type(error).__name__}: {error}"
+        reporter.ended(cause, code, said.partition("\n")[0])
         if cause == report.AGENT:
             traceback.print_exc()
         else:
@@ -68,46 +69,32 @@ def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
     return 0
 
 
-class ArgumentError(BiremeError):
-    """torchrun refuses the value of an option."""
-
-
-class DeviceMissing(BiremeError):
-    """An option asks for devices that this machine does not have."""
-
-
 class StoreSilent(BiremeError):
     """The store of a round does not answer any more, and the round is over."""
 
 
-class KernelsMissing(BiremeError):
-    """The build of torch cannot run on the GPUs of this machine."""
-
-
 def check_kernels(architectures: Sequence[str], capabilities: Mapping[str, str]) -> None:
-    """Raise KernelsMissing unless torch was built for every model of GPU; it names none without CUDA."""
+    """Raise Stop unless torch was built for every model of GPU; it names none without CUDA."""
     for model, capability in capabilities.items():
         if architectures and not devices.has_kernels(architectures, capability):
             has = f"has kernels for {' '.join(architectures)} only"
-            raise KernelsMissing(f"{model} has compute capability {capability}, but this torch {has}")
+            raise Stop(CONFIG, f"{model} has compute capability {capability}, but this torch {has}")
 
 
 def check_release(version: str) -> None:
-    """Raise ArgumentError when the agent does not know a torch as old as ``version``, e.g. 2.6.0+cu124."""
+    """Raise Stop when the agent does not know a torch as old as ``version``, e.g. 2.6.0+cu124."""
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < (2, 1):
-        raise ArgumentError(
-            f"this image has torch {version}, and the agent needs 2.1: set launch.runtime=false"
-        )
+        needs = "the agent needs 2.1: set launch.runtime=false"
+        raise Stop(CONFIG, f"this image has torch {version}, and {needs}")
 
 
 def check_arguments(run: Any, argv: Sequence[str]) -> None:
-    """Raise ArgumentError or DeviceMissing when torchrun cannot use a value."""
+    """Raise Stop when torchrun cannot use a value, or when this machine lacks devices that one asks for."""
     try:
         run.config_from_args(run.parse_args(list(argv)))
     except ValueError as error:
-        kind = DeviceMissing if "not available" in str(error) else ArgumentError
-        raise kind(str(error)) from error
+        raise Stop(TEMPORARY if "not available" in str(error) else CONFIG, str(error)) from error
 
 
 def classify(error: Any) -> tuple[str, int]:
@@ -119,9 +106,9 @@ def classify(error: Any) -> tuple[str, int]:
         return report.SCRIPT, as_shell(code) if -128 < code < 256 and code else 1
     if "RendezvousError" in names or "DistError" in names or isinstance(error, StoreSilent):
         return report.RENDEZVOUS, 1
-    if isinstance(error, (ArgumentError, KernelsMissing, ModuleNotFoundError)):
+    if isinstance(error, ModuleNotFoundError) or (isinstance(error, Stop) and error.code == CONFIG):
         return report.CONFIG, 1
-    if isinstance(error, (DeviceMissing, ImportError, pairs.Unfit, membership.ThreadEnded)):
+    if isinstance(error, (ImportError, Stop, membership.ThreadEnded)):
         return report.MACHINE, 1
     return report.AGENT, 1
 

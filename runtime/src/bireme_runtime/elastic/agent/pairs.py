@@ -20,7 +20,7 @@ from typing import Any
 from bireme_runtime.elastic import progress
 from bireme_runtime.elastic.agent import torch_handler
 from bireme_runtime.process import environment
-from bireme_runtime.process.errors import BiremeError
+from bireme_runtime.process.errors import TEMPORARY, Stop
 from bireme_runtime.process.log import Say
 
 Pair = tuple[int, int]
@@ -29,10 +29,6 @@ _ROOT = "bireme/pairs/"
 # Importing torch and opening all devices takes most of it.
 _TRY_SECONDS, _WAIT_SECONDS = 180.0, 900.0
 _MIB_ON_GPUS, _MIB_ON_CPUS, _TIMES = 256, 4, 5
-
-
-class Unfit(BiremeError):
-    """The all-reduce of this worker with its neighbours fails."""
 
 
 def phases(world: int, new: Collection[int]) -> list[list[Pair]]:
@@ -65,7 +61,7 @@ def to_blame(tried: Collection[Pair], failed: Collection[Pair], new: Collection[
 
 
 def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say) -> None:
-    """Try the pairs of this worker with the others. Raises Unfit.
+    """Try the pairs of this worker with the others. Raises Stop when it is to blame for one that fails.
 
     ``store``: of this round, with all its workers. ``over``: whether the round has lost a member.
     """
@@ -100,7 +96,8 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
                 others = " and ".join(str(other) for pair in mine for other in pair if other != rank)
                 node = env.get("BIREME_NODE", "this node")
                 what = f"{node} cannot train: the all-reduce of worker {rank} with {others} fails"
-                raise Unfit(f"preflight: {what}; recovery.preflight.pairs=false leaves this out")
+                advice = "recovery.preflight.pairs=false leaves this out"
+                raise Stop(TEMPORARY, f"preflight: {what}; {advice}")
             if failed and not guilty:
                 say(f"preflight: {', '.join(sorted(names))} have no bad worker in common; training begins")
         # Whom nobody could tell from its neighbour is asked again when there are more workers.
