@@ -160,8 +160,8 @@ def _adapt_agent(reporter: report.Reporter) -> None:
                 self._remaining_restarts = group.spec.max_restarts
         if result.state != api.WorkerState.SUCCEEDED:
             return result
-        if hasattr(handler, "all_finished"):
-            healthy = not handler.all_finished()
+        if hasattr(handler, "member"):
+            healthy = not handler.member.all_finished()
         elif handler.get_backend() == "c10d" and group.group_world_size > 1:
             finish = getattr(self, "_bireme_finish", None)
             if finish is None or finish.store is not self._store:
@@ -176,10 +176,10 @@ def _adapt_agent(reporter: report.Reporter) -> None:
     def start_workers(self: Any, group: Any) -> Any:
         handler = group.spec.rdzv_handler
         here = (group.store, group.group_rank, group.group_world_size)
-        if fence.ROUND in os.environ and hasattr(handler, "only_arrivals"):
+        if fence.ROUND in os.environ and hasattr(handler, "member"):
 
             def over() -> bool:
-                return bool(handler.num_nodes_waiting()) and not handler.only_arrivals
+                return bool(handler.num_nodes_waiting()) and not handler.member.only_arrivals
 
             _unless_broken(handler, lambda: pairs.check(*here, over, log_of("agent")))
             _unless_broken(handler, lambda: plan.meet(*here, os.environ, log_of("agent")))
@@ -193,7 +193,7 @@ def _adapt_agent(reporter: report.Reporter) -> None:
 
     def exit_barrier(self: Any) -> None:
         handler = self.get_worker_group().spec.rdzv_handler
-        if not hasattr(handler, "all_finished") and handler.get_backend() != "c10d":
+        if not hasattr(handler, "member") and handler.get_backend() != "c10d":
             barrier(self)
 
     local._monitor_workers, local._start_workers = monitor_workers, start_workers
@@ -238,10 +238,10 @@ class C10dFinish:
 
 def _unless_broken(handler: Any, ask: Callable[[], Any]) -> Any:
     """What the store of a round answers. Raises StoreSilent when it does not, and the round is broken."""
-    if not hasattr(handler, "broken"):
+    if not hasattr(handler, "member"):
         return ask()
     try:
-        return torch_handler.unless(lambda: handler.broken, ask)
+        return torch_handler.unless(lambda: not handler.member.only_arrivals, ask)
     except torch_handler.Silent:
         raise StoreSilent("rank 0 of the round is gone, and its store does not answer") from None
 
@@ -266,7 +266,8 @@ def _limit_time_to_stop(after_loss: float, for_newcomers: float, give_up: Callab
 
     def restart_workers(self: Any, group: Any) -> None:
         nonlocal longest
-        if getattr(group.spec.rdzv_handler, "only_arrivals", False) and group.state.name == "HEALTHY":
+        member = getattr(group.spec.rdzv_handler, "member", None)
+        if member and member.only_arrivals and group.state.name == "HEALTHY":
             longest = for_newcomers
         try:
             restart(self, group)

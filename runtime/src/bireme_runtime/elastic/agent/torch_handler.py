@@ -116,11 +116,11 @@ def _handler_class() -> Any:
     class EtcdV3RendezvousHandler(api.RendezvousHandler):  # type: ignore[name-defined,misc]
         """One agent's side of the rendezvous.
 
-        Its `shutdown` revokes its own lease and closes nothing for others.
+        Its `shutdown` revokes its own lease and closes nothing for others. launch.py asks its `member`.
         """
 
         def __init__(self, member: membership.Rendezvous, client: etcd.Client) -> None:
-            self._member = member
+            self.member = member
             self._client = client
             self._store: Any = None
             self._tether = Tether()
@@ -135,7 +135,7 @@ def _handler_class() -> Any:
             return False
 
         def get_run_id(self) -> str:
-            return self._member.settings.run_id
+            return self.member.settings.run_id
 
         def next_rendezvous(self) -> Any:
             try:
@@ -149,8 +149,8 @@ def _handler_class() -> Any:
 
         def _next_world(self) -> Any:
             while True:
-                world = self._member.join()
-                opened = _open_store(self._member, world)
+                world = self.member.join()
+                opened = _open_store(self.member, world)
                 if opened is None:
                     log.info("round %d lost a member before all had met", world.number)
                     continue
@@ -160,7 +160,7 @@ def _handler_class() -> Any:
                 if world.rank:
                     self._tether = Tether(master_addr, self._store.port)
                 # torch starts the training processes with this process's environment.
-                os.environ.update(self._member.token(world))
+                os.environ.update(self.member.token(world))
                 if not hasattr(api, "RendezvousInfo"):
                     return self._store, world.rank, world.size
                 bootstrap = api.RendezvousStoreInfo(master_addr, master_port)
@@ -168,31 +168,17 @@ def _handler_class() -> Any:
 
         def num_nodes_waiting(self) -> int:
             if self._world and self._tether.lost():
-                self._member.unreached(self._world)
-            return self._member.waiting()
+                self.member.unreached(self._world)
+            return self.member.waiting()
 
         def is_closed(self) -> bool:
-            return bool(self._member.outcome)
+            return bool(self.member.outcome)
 
         def set_closed(self) -> None:
-            membership.end_run(self._client, self._member.settings.root, rules.CLOSED)
-
-        def all_finished(self) -> bool:
-            """Whether the processes of all agents have succeeded, as this agent's have. launch.py asks."""
-            return self._member.all_finished()
-
-        @property
-        def broken(self) -> bool:
-            """Whether the round of this agent has lost a member. launch.py asks while all meet."""
-            return self._world is None or bool(self._member.broken(self._world))
-
-        @property
-        def only_arrivals(self) -> bool:
-            """Whether nobody has left the round. launch.py asks before it stops the processes."""
-            return bool(self._member.only_arrivals)
+            membership.end_run(self._client, self.member.settings.root, rules.CLOSED)
 
         def shutdown(self) -> bool:
-            self._member.leave()
+            self.member.leave()
             return True
 
     return EtcdV3RendezvousHandler
