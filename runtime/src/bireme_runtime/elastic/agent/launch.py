@@ -27,7 +27,7 @@ from bireme_runtime.elastic.agent import launchers, pairs, report, torch_handler
 from bireme_runtime.elastic.rendezvous import membership
 from bireme_runtime.elastic.snapshots import plan
 from bireme_runtime.process import children, devices, environment
-from bireme_runtime.process.errors import CONFIG, TEMPORARY, BiremeError, Stop, as_shell
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, BiremeError, Stop, Unreachable, as_shell
 from bireme_runtime.process.log import log_of
 
 # Seconds after which a process that got SIGKILL is given up.
@@ -69,10 +69,6 @@ def main(argv: Sequence[str], template: warm.Template | None = None) -> int:
     return 0
 
 
-class StoreSilent(BiremeError):
-    """The store of a round does not answer any more, and the round is over."""
-
-
 def check_kernels(architectures: Sequence[str], capabilities: Mapping[str, str]) -> None:
     """Raise Stop unless torch was built for every model of GPU; it names none without CUDA."""
     for model, capability in capabilities.items():
@@ -104,7 +100,7 @@ def classify(error: Any) -> tuple[str, int]:
         # The exit code of the first process that failed, as a shell reports it.
         code = int(error.get_first_failure()[1].exitcode)
         return report.SCRIPT, as_shell(code) if -128 < code < 256 and code else 1
-    if "RendezvousError" in names or "DistError" in names or isinstance(error, StoreSilent):
+    if "RendezvousError" in names or "DistError" in names or isinstance(error, Unreachable):
         return report.RENDEZVOUS, 1
     if isinstance(error, ModuleNotFoundError) or (isinstance(error, Stop) and error.code == CONFIG):
         return report.CONFIG, 1
@@ -237,13 +233,10 @@ class C10dFinish:
 
 
 def _unless_broken(handler: Any, ask: Callable[[], Any]) -> Any:
-    """What the store of a round answers. Raises StoreSilent when it does not, and the round is broken."""
+    """What the store of a round answers. Raises Unreachable when it does not, and the round is broken."""
     if not hasattr(handler, "member"):
         return ask()
-    try:
-        return torch_handler.unless(lambda: not handler.member.only_arrivals, ask)
-    except torch_handler.Silent:
-        raise StoreSilent("rank 0 of the round is gone, and its store does not answer") from None
+    return torch_handler.unless(lambda: not handler.member.only_arrivals, ask)
 
 
 def _round() -> int:

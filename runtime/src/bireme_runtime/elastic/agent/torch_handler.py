@@ -45,10 +45,6 @@ log = logging.getLogger("bireme_runtime")
 Answer = TypeVar("Answer")
 
 
-class Silent(Exception):
-    """What was asked of a store was of no use any more before it answered."""
-
-
 def torchrun_handler() -> Callable[[Any], Any]:
     """The entry point: returns the function that makes a handler from RendezvousParameters."""
     return create_handler
@@ -272,7 +268,7 @@ def _reach_store(member: membership.Rendezvous, world: membership.World, host: s
             store = unless(lambda: member.broken(world) or time.monotonic() >= deadline, connect)
             store.set_timeout(timedelta(seconds=member.settings.read_timeout))
             return store
-        except (RuntimeError, OSError, ValueError, Silent) as error:
+        except (RuntimeError, OSError, ValueError, Unreachable) as error:
             if member.broken(world):
                 return None
             if time.monotonic() >= deadline:
@@ -292,14 +288,14 @@ def _all_are_here(store: Any, member: membership.Rendezvous, world: membership.W
 
     try:
         unless(over, come)
-    except (RuntimeError, OSError, Silent):
+    except (RuntimeError, OSError, Unreachable):
         return False
     deadline = time.monotonic() + member.settings.join_timeout
     while not over():
         try:
             unless(over, lambda: store.wait(["bireme/all"], timedelta(seconds=1)))
             return True
-        except Silent:
+        except Unreachable:
             return False
         except (RuntimeError, OSError) as error:
             if time.monotonic() >= deadline:
@@ -311,7 +307,7 @@ def _all_are_here(store: Any, member: membership.Rendezvous, world: membership.W
 
 
 def unless(over: Callable[[], bool], ask: Callable[[], Answer]) -> Answer:
-    """What a store answers. Raises Silent when it has not answered and ``over`` is true.
+    """What a store answers. Raises Unreachable when it has not answered and ``over`` is true.
 
     torch waits for ever for a store that is silent, because the process on rank 0 is paused, say. So a
     thread waits, and is left behind.
@@ -319,7 +315,7 @@ def unless(over: Callable[[], bool], ask: Callable[[], Answer]) -> Answer:
     answer = in_thread(ask, "bireme-store")
     while not wait([answer], _ANSWER_SECONDS).done:
         if over():
-            raise Silent("the store does not answer")
+            raise Unreachable("rank 0 of the round is gone or paused, and its store does not answer")
     return answer.result()
 
 
