@@ -76,7 +76,7 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
     try:
         store.append(f"{_ROOT}failed", ";")
         store.append(f"{_ROOT}new", "" if board.passed else f"{rank};")
-        _together(store, "begun", 1, world, over)
+        torch_handler.together(store, f"{_ROOT}begun", 1, world, over, _WAIT_SECONDS)
         new = {int(each) for each in store.get(f"{_ROOT}new").decode().split(";") if each}
         tried = phases(world, new)
         failed: set[Pair] = set()
@@ -88,7 +88,8 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
                 store.append(f"{_ROOT}failed", f"{pair[0]}-{pair[1]};")
                 say(f"preflight: the all-reduce of workers {pair[0]} and {pair[1]} {why}")
         if mine:
-            _together(store, "ended", len(mine), 2 * sum(map(len, tried)), over)
+            both = 2 * sum(map(len, tried))
+            torch_handler.together(store, f"{_ROOT}ended", len(mine), both, over, _WAIT_SECONDS)
             names = {each for each in store.get(f"{_ROOT}failed").decode().split(";") if each}
             failed = {(int(one), int(other)) for one, other in (name.split("-") for name in names)}
             guilty = to_blame([pair for phase in tried for pair in phase], failed, new)
@@ -106,25 +107,6 @@ def check(store: Any, rank: int, world: int, over: Callable[[], bool], say: Say)
         say(f"preflight: the pairs are not tried to the end: {error}")
 
 
-def _together(store: Any, name: str, mine: int, all: int, over: Callable[[], bool]) -> None:
-    """Wait until all have come here."""
-    if store.add(f"{_ROOT}{name}", mine) == all:
-        store.set(f"{_ROOT}{name}/all", "1")
-    _wait(store, f"{_ROOT}{name}/all", over)
-
-
-def _wait(store: Any, key: str, over: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while True:
-        try:
-            store.wait([key], timedelta(seconds=1))
-            return
-        except (RuntimeError, OSError):
-            if over() or time.monotonic() > deadline:
-                raise RuntimeError("a worker was lost") from None
-            time.sleep(0.05)
-
-
 def _try(store: Any, pair: Pair, rank: int, over: Callable[[], bool], say: Say) -> str:
     """Why the all-reduce of a pair fails, "" if it does not."""
     env, side, key = os.environ, pair.index(rank), f"{_ROOT}{pair[0]}-{pair[1]}/"
@@ -134,11 +116,11 @@ def _try(store: Any, pair: Pair, rank: int, over: Callable[[], bool], say: Say) 
         address = f"{env.get('PET_LOCAL_ADDR') or '127.0.0.1'} {torch_handler.free_port()}"
         store.set(f"{key}0", address)
     else:
-        _wait(store, f"{key}0", over)
+        torch_handler.wait_for(store, f"{key}0", over, _WAIT_SECONDS)
         address = store.get(f"{key}0").decode()
         store.set(f"{key}1", "here")
     # Now both are here; the other one may have had to wait for its other neighbour.
-    _wait(store, f"{key}1", over)
+    torch_handler.wait_for(store, f"{key}1", over, _WAIT_SECONDS)
     count = max(1, gpus)
     arguments = [*address.split(), str(2 * count), "cuda" if gpus else "cpu"]
     command = [sys.executable, "-m", "bireme_runtime.elastic.agent.pairs", *arguments]

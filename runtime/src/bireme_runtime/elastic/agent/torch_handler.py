@@ -282,28 +282,36 @@ def _all_are_here(store: Any, member: membership.Rendezvous, world: membership.W
     def over() -> bool:
         return member.broken(world)
 
-    def come() -> None:
-        if store.add("bireme/here", 1) == world.size:
-            store.set("bireme/all", "1")
-
+    seconds = member.settings.join_timeout
+    deadline = time.monotonic() + seconds
     try:
-        unless(over, come)
-    except (RuntimeError, OSError, Unreachable):
-        return False
-    deadline = time.monotonic() + member.settings.join_timeout
-    while not over():
-        try:
-            unless(over, lambda: store.wait(["bireme/all"], timedelta(seconds=1)))
-            return True
-        except Unreachable:
+        unless(over, lambda: together(store, "bireme/here", 1, world.size, over, seconds))
+        return True
+    except (RuntimeError, OSError, Unreachable) as error:
+        if over() or time.monotonic() < deadline:
             return False
-        except (RuntimeError, OSError) as error:
-            if time.monotonic() >= deadline:
-                missing = f"not all {world.size} members of round {world.number} reached its store"
-                raise membership.JoinTimeout(missing) from error
+        missing = f"not all {world.size} members of round {world.number} reached its store"
+        raise membership.JoinTimeout(missing) from error
+
+
+def together(store: Any, name: str, mine: int, all: int, over: Callable[[], bool], seconds: float) -> None:
+    """Wait until ``all`` have come here, of which this process counts as ``mine``. Raises as `wait_for`."""
+    if store.add(name, mine) == all:
+        store.set(f"{name}/all", "1")
+    wait_for(store, f"{name}/all", over, seconds)
+
+
+def wait_for(store: Any, key: str, over: Callable[[], bool], seconds: float) -> None:
+    """Wait until a store has this key. Raises RuntimeError after so long, and when the round is ``over``."""
+    deadline = time.monotonic() + seconds
+    while not over() and time.monotonic() < deadline:
+        try:
+            store.wait([key], timedelta(seconds=1))
+            return
+        except (RuntimeError, OSError):
             # Without its server a store fails at once, before the loss of rank 0 is known.
             time.sleep(0.05)
-    return False
+    raise RuntimeError("a worker was lost")
 
 
 def unless(over: Callable[[], bool], ask: Callable[[], Answer]) -> Answer:
