@@ -15,7 +15,7 @@ import pytest
 
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous import membership, rules
-from bireme_runtime.elastic.rendezvous.lock import Holder, Locked, RunLock
+from bireme_runtime.elastic.rendezvous.lock import Locked, RunLock
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous
 from bireme_runtime.elastic.rendezvous.rules import (
     Joined,
@@ -580,7 +580,7 @@ def test_no_run_takes_the_lock_that_another_holds_whichever_name_is_first(
     one.claim("m0", lease)
     with pytest.raises(Locked):
         other.claim("m0", lease)
-    assert other.holder() == Holder(holds, 1)
+    assert other.awaited() == f"run {holds} to end: it trains with 1 workers"
     one.claim("m1", lease)
     client.lease_revoke(lease)
     other.claim("m0", client.lease_grant(60))

@@ -251,10 +251,7 @@ class EtcdBackend(Backend):
             return True
 
     def waits(self) -> str:
-        holder = self._lock.holder() if self._lock and not self.board.token else None
-        if holder is None:
-            return ""
-        return f"run {holder.run} to end: it trains with {holder.members} workers"
+        return self._lock.awaited() if self._lock and not self.board.token else ""
 
     def spares(self) -> tuple[str, ...]:
         return membership.spares_of(self._client, self._root)

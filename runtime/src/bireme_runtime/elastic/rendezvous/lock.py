@@ -8,22 +8,12 @@ members lives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bireme_runtime.elastic.rendezvous.rules import RunSettings
 from bireme_runtime.etcd import client as etcd
 
 
 class Locked(Exception):
     """Another run took the lock first."""
-
-
-@dataclass(frozen=True)
-class Holder:
-    """Another run that holds the lock, and the number of its members."""
-
-    run: str
-    members: int
 
 
 class RunLock:
@@ -34,16 +24,17 @@ class RunLock:
         self._root = f"{settings.prefix}.lock/{settings.lock}/"
         self._mine = f"{self._root}{settings.run_id}/"
 
-    def holder(self) -> Holder | None:
-        """The other run that holds the lock now, if there is one."""
+    def awaited(self) -> str:
+        """What to wait for while another run holds the lock, in words; empty while none does."""
         mine, root = self._mine, self._root
         before, after = self._client.spans(
             etcd.Span(root, mine, keys_only=True, limit=1),
             etcd.Span(etcd.prefix_end(mine).decode(), etcd.prefix_end(root), keys_only=True, limit=1),
         )
         for kv in (*before.keys, *after.keys):
-            return Holder(kv.key[len(root) :].rpartition("/")[0], before.count + after.count)
-        return None
+            run = kv.key[len(root) :].rpartition("/")[0]
+            return f"run {run} to end: it trains with {before.count + after.count} workers"
+        return ""
 
     def claim(self, id: str, lease: int) -> None:
         """Hold it under the lease of this member; twice is harmless. Raises Locked when another run does."""

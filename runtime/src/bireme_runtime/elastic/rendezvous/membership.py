@@ -547,15 +547,13 @@ class Rendezvous:
             if self.outcome:
                 raise RunOver(self.outcome)
             deadline = time.monotonic() + self.settings.join_timeout
-            other = self._persist(self._lock.holder, deadline)
-            if other is None:
+            awaited = self._persist(self._lock.awaited, deadline)
+            if not awaited:
                 return
             if time.monotonic() >= next_log:
                 next_log = time.monotonic() + _LOCK_LOG_SECONDS
-                log.warning(
-                    "waiting for run %s to end: it trains with %d workers, and two runs of %s must not write "
-                    "one checkpoint", other.run, other.members, self.settings.lock,
-                )  # fmt: skip
+                both = f"two runs of {self.settings.lock} must not write one checkpoint"
+                log.warning("waiting for %s, and %s", awaited, both)
             if self._closing.wait(random.uniform(0.5, 1.5)):
                 raise Unreachable("this member has left while it waited for another run to end")
 
