@@ -149,11 +149,9 @@ class Rank:
             known = self._folder.known(part)
             if known:
                 self._folder.tell(part, sum=known["sum"])
-            pipe = os.open(self._folder.path / keeper.TOLD, os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(pipe, json.dumps(told).encode() + b"\n")
-            finally:
-                os.close(pipe)
+            descriptor = os.open(self._folder.path / keeper.TOLD, os.O_WRONLY | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "wb", buffering=0) as pipe:
+                pipe.write(json.dumps(told).encode() + b"\n")
 
     def wait_for_copies(self) -> None:
         """Until the snapshot before has its copies: whoever is lost now, the others have it.

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import json
 import mmap
 import os
+import uuid
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Folder:
     """A folder of parts. All its files together have ``budget`` bytes at most (0: no limit)."""
 
     def __init__(self, path: Path, budget: int = 0) -> None:
-        self.path, self._budget = path, budget
+        self.path, self.budget = path, budget
         # Mapped memory by inode: touching its pages anew would cost more than the copy.
         self._mapped: dict[int, mmap.mmap] = {}
         path.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ class Folder:
         spares = sorted(self.path.glob(f"{_SPARE}*"), key=lambda each: _size(each) != size)
         used = sum(map(_size, self.path.iterdir()))
         for spare in spares:
-            if _size(spare) != size and (not self._budget or used + size <= self._budget):
+            if _size(spare) != size and (not self.budget or used + size <= self.budget):
                 break
             descriptor = _lock(spare, os.O_RDWR)
             if descriptor is not None and _size(spare) == size:
@@ -183,22 +183,19 @@ class Folder:
                 used -= _size(spare)
                 spare.unlink()
                 os.close(descriptor)
-        if self._budget and used + size > self._budget:
+        if self.budget and used + size > self.budget:
             mib = f"{used >> 20} MiB are in use and {size >> 20} MiB more are needed"
-            raise NoRoom(f"{mib}, and the budget is {self._budget >> 20} MiB (recovery.snapshots.budgetMiB)")
-        for number in itertools.count():
-            path = self.path / f"{_SPARE}new-{os.getpid()}-{number}"
-            with contextlib.suppress(FileExistsError):
-                descriptor = _lock(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-                assert descriptor is not None
-                try:
-                    os.posix_fallocate(descriptor, 0, size)
-                except OSError as error:
-                    path.unlink()
-                    os.close(descriptor)
-                    raise NoRoom(f"{self.path} has no room for {size >> 20} MiB: {error.strerror}") from None
-                return path, descriptor
-        raise AssertionError
+            raise NoRoom(f"{mib}, and the budget is {self.budget >> 20} MiB (recovery.snapshots.budgetMiB)")
+        path = self.path / f"{_SPARE}{uuid.uuid4().hex}"
+        descriptor = _lock(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        assert descriptor is not None
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            path.unlink()
+            os.close(descriptor)
+            raise NoRoom(f"{self.path} has no room for {size >> 20} MiB: {error.strerror}") from None
+        return path, descriptor
 
 
 def _size(path: Path) -> int:

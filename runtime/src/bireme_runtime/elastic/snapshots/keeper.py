@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -79,9 +79,9 @@ class Service:
         self._env, self._say = env, say
         self._folder = folder_of(env)
         room = os.statvfs(self._folder.path)
-        budget = environment.integer(env, BUDGET, 0)
-        if room.f_blocks * room.f_frsize < budget << 20:
-            has = f"{self._folder.path} has {room.f_blocks * room.f_frsize >> 20} MiB"
+        size, budget = room.f_blocks * room.f_frsize >> 20, self._folder.budget >> 20
+        if size < budget:
+            has = f"{self._folder.path} has {size} MiB"
             raise Stop(CONFIG, f"{has} and recovery.snapshots.budgetMiB is {budget}: raise pod.shm.size")
         self._flush = Folder(Path(env[FLUSH])) if env.get(FLUSH) else None
         self._every = environment.integer(env, FLUSH_EVERY, 1, least=1)
@@ -183,11 +183,8 @@ class Service:
 
     def _prune(self, claim: Folder) -> None:
         """Delete the files of snapshots before the newest whole ones, also what killed writers have left."""
-        found: dict[tuple[tuple[int, int], int], int] = {}
-        for part in claim.parts():
-            key = (part.made, part.parts)
-            found[key] = found.get(key, 0) + 1
-        whole = sorted(key[0] for key, count in found.items() if count == key[1])
+        found = Counter((part.made, part.parts) for part in claim.parts())
+        whole = sorted(made for (made, parts), count in found.items() if count == parts)
         for path in list(claim.path.iterdir()) if len(whole) >= _KEPT_ON_CLAIM else ():
             of = Part.of(".".join(path.name.lstrip(".").split(".")[:4]))
             if of and of.made < whole[-_KEPT_ON_CLAIM]:
