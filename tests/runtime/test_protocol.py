@@ -18,7 +18,6 @@ from bireme_runtime.elastic.rendezvous import membership, rules
 from bireme_runtime.elastic.rendezvous.lock import Locked, RunLock
 from bireme_runtime.elastic.rendezvous.membership import Rendezvous
 from bireme_runtime.elastic.rendezvous.rules import (
-    Joined,
     Member,
     Over,
     Propose,
@@ -26,6 +25,7 @@ from bireme_runtime.elastic.rendezvous.rules import (
     RunSettings,
     View,
     Wait,
+    World,
 )
 from bireme_runtime.etcd import client as etcd
 from tests.runtime.etcd_servers import EtcdServer, Proxy
@@ -159,7 +159,7 @@ def test_what_a_member_has_finished_stays_known_until_the_next_round() -> None:
 
 def test_a_placed_member_joins_although_the_run_has_just_ended() -> None:
     here = view(member("a", 0), member("b", 1), round=world(1, "a", "b"), outcome="success")
-    assert rules.decide(here, "b.1", 1, SETTINGS, 0) == Joined(1)
+    assert rules.decide(here, "b.1", 1, SETTINGS, 0) == World(1, 1, 2, 5, 0)
     assert rules.decide(here, "b.1", 2, SETTINGS, 0) == Over("success")
 
 

@@ -37,6 +37,7 @@ from typing import Any
 from bireme_runtime.elastic import fence
 from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.elastic.rendezvous.lock import Locked, RunLock
+from bireme_runtime.elastic.rendezvous.rules import World as World
 from bireme_runtime.etcd import client as etcd
 from bireme_runtime.process.errors import BiremeError, Unreachable
 
@@ -86,17 +87,6 @@ class Identity:
     slot: int
     address: str
     place: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class World:
-    """A round as one of its members sees it."""
-
-    number: int
-    rank: int
-    size: int
-    mod_revision: int
-    token: int
 
 
 class Rendezvous:
@@ -192,12 +182,14 @@ class Rendezvous:
                 is_spare = round is not None and me not in round.ids and not reading.leavers()
                 if is_spare and not isinstance(decision, rules.Propose):
                     deadline = time.monotonic() + self.settings.join_timeout
-                if isinstance(decision, rules.Joined) and self._uncertain():
+                if isinstance(decision, World) and self._uncertain():
                     decision = rules.Wait("etcd to renew its lease")
                 if isinstance(decision, rules.Propose) and (left := self._unsettled()) > 0:
                     decision = rules.Wait("leases that may still live in other data of etcd", left)
-                if isinstance(decision, rules.Joined):
-                    return self._enter(decision)
+                if isinstance(decision, World):
+                    self._world, self._entered = decision, time.monotonic()
+                    self._admitted(decision)
+                    return decision
                 if isinstance(decision, rules.Wait) and registration:
                     self._wait(decision, deadline)
                     continue
@@ -382,15 +374,6 @@ class Rendezvous:
         if not 0 < wanted < settings.max_nodes:
             return settings
         return replace(settings, max_nodes=max(wanted, settings.min_nodes))
-
-    def _enter(self, joined: rules.Joined) -> World:
-        current = self._view.round
-        assert current is not None
-        size, revision = len(current.members), current.mod_revision
-        self._world = World(current.number, joined.rank, size, revision, current.token)
-        self._entered = time.monotonic()
-        self._admitted(self._world)
-        return self._world
 
     def _admitted(self, world: World | None) -> None:
         """Write on the board that the processes of this world may run; None: that there are none."""

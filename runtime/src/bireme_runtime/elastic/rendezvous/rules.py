@@ -316,10 +316,14 @@ def view_of(root: str, snapshot: etcd.Snapshot) -> View:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """The latest round includes the member."""
+class World:
+    """The latest round, as a member that it includes sees it."""
 
+    number: int
     rank: int
+    size: int
+    mod_revision: int
+    token: int
 
 
 @dataclass(frozen=True)
@@ -344,7 +348,7 @@ class Over:
     outcome: str
 
 
-Decision = Union[Joined, Propose, Wait, Over]
+Decision = Union[World, Propose, Wait, Over]
 
 
 def decide(
@@ -361,8 +365,9 @@ def decide(
     `quiet_seconds` is the time since the last new member arrived, `gathering_seconds` since the first one.
     `waited`: the member has noticed that etcd lost data, and has let the leases in them end.
     """
-    if view.round and me in view.round.members and view.round.number >= ready:
-        return Joined(view.round.members.index(me))
+    last = view.round
+    if last and me in last.members and last.number >= ready:
+        return World(last.number, last.members.index(me), len(last.members), last.mod_revision, last.token)
     if view.outcome:
         return Over(view.outcome)
     if not view.whole:
