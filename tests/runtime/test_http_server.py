@@ -26,15 +26,16 @@ def token() -> str:
 
 
 @pytest.fixture
-def served(idle_seconds: float, token: str) -> Iterator[Background]:
+def served(idle_seconds: float, token: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
     """A server for two connections at a time, which answers with the length of the body."""
+    monkeypatch.setattr("bireme_runtime.process.server._IDLE_SECONDS", idle_seconds)
 
     def answer(request: Request) -> Response:
         if request.path == "/fails":
             raise RuntimeError("as a fault of the program does")
         return Response(200, str(len(request.body)).encode())
 
-    server = Background(answer, "", 0, token, 2, idle_seconds)
+    server = Background(answer, "", 0, token, 2)
     yield server
     server.close()
 

@@ -86,13 +86,10 @@ class _Refused(BiremeError):
 class Server:
     """The server of a handler, for ``most`` connections at once. Further ones are closed at once."""
 
-    def __init__(
-        self, handler: Handler, token: str = "", most: int = 100, idle_seconds: float = _IDLE_SECONDS
-    ) -> None:
+    def __init__(self, handler: Handler, token: str = "", most: int = 100) -> None:
         self._handler = handler
         self._bearer = f"Bearer {token}".encode() if token else b""
         self._most = most
-        self._idle_seconds = idle_seconds
         self._connections = 0
 
     async def serve(self, listener: socket.socket, over: asyncio.Event) -> None:
@@ -121,7 +118,7 @@ class Server:
 
     async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         later, abort = asyncio.get_running_loop().call_later, writer.transport.abort
-        seconds, keep = self._idle_seconds, True
+        seconds, keep = _IDLE_SECONDS, True
         while keep:
             limit = later(seconds, abort)
             try:
@@ -135,7 +132,7 @@ class Server:
             except Exception:
                 log.exception("%s %s", request.method, request.target)
                 response = Response.of(500, {"error": "the server failed; see its log"})
-            limit = later(self._idle_seconds, abort)
+            limit = later(_IDLE_SECONDS, abort)
             writer.write(response.encode())
             await writer.drain()
             limit.cancel()
@@ -186,18 +183,12 @@ class Background:
     """A server in a thread. ``answer`` may wait: each call has a thread of its own. Raises as `listen`."""
 
     def __init__(
-        self,
-        answer: Callable[[Request], Response],
-        host: str,
-        port: int,
-        token: str = "",
-        most: int = 100,
-        idle_seconds: float = _IDLE_SECONDS,
+        self, answer: Callable[[Request], Response], host: str, port: int, token: str = "", most: int = 100
     ) -> None:
         self._answer = answer
         self._listener = listen(host, port)
         self.port = int(self._listener.getsockname()[1])
-        self._server = Server(self._in_thread, token, most, idle_seconds)
+        self._server = Server(self._in_thread, token, most)
         begun = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(begun)), daemon=True)
         self._thread.start()
