@@ -20,56 +20,45 @@ from bireme_runtime.etcd.server import backup
 from bireme_runtime.process import environment
 from bireme_runtime.process.log import Say
 from bireme_runtime.sources.source import Entry, SourceError
-from bireme_runtime.sources.web.s3 import s3_source
+from bireme_runtime.sources.web.s3 import S3Source, s3_source
 
 _USAGE = "usage: python3 -m bireme_runtime.etcd.s3.backup save FOLDER | fetch FOLDER FILE"
 _CHUNK = 1 << 20
 
 
-class Store:
-    """The snapshots below a prefix of a bucket."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        self._url = env.get("BIREME_BACKUP_URL", "").rstrip("/")
-        self._source = s3_source(self._url, env)
-
-    def snapshots(self) -> list[Entry]:
-        """The snapshots, the newest last. Raises as S3Source does."""
-        found = (each for each in self._source.found() if fnmatch(each.path, "etcd-*.db"))
-        return sorted(found, key=lambda each: each.path)
-
-    def add(self, snapshot: Path, keep: int) -> str:
-        """Upload a snapshot, delete all but the newest `keep`, and return the snapshot's URL."""
-        self._source.put(snapshot.name, snapshot)
-        found = {each.path: each.key for each in self.snapshots()}
-        for old in backup.superseded(found, snapshot.name, keep):
-            self._source.delete(found[old])
-        backup.check_newest(found, snapshot.name)
-        return f"{self._url}/{snapshot.name}"
-
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """The bytes of a snapshot; for latest.db, of the newest. Raises SourceError if there is none."""
-        found = self.snapshots()
-        wanted = found[-1:] if name == backup.LATEST else [each for each in found if each.path == name]
-        if not wanted:
-            raise SourceError(f"{self._url} has no snapshot {name}; it has {len(found)} others")
-        (entry,) = wanted
-        with self._source.read(entry, 0, entry.size) as body:
-            yield from iter(lambda: body.read(_CHUNK), b"")
-
-
 def run(argv: Sequence[str], env: Mapping[str, str], say: Say) -> None:
     """Carry out the command. Raises what backup.run and S3Source raise."""
-    folder = Path(argv[1])
-    store = Store(env)
-    if argv[0] == "save":
-        client = etcd.client_from(env.get("BIREME_ETCD_ENDPOINTS", ""), env)
-        etcd.wait_until_up(client, environment.seconds(env, "BIREME_WAIT_SECONDS", 600), say)
-        snapshot = backup.save(client, folder, keep=1)
-        place = store.add(snapshot, environment.integer(env, "BIREME_BACKUP_KEEP", 7))
-        say(f"{place}: {snapshot.stat().st_size} bytes")
-    else:
-        backup.fetch(store.pieces(argv[2]), folder / argv[2], env, say)
+    folder, url = Path(argv[1]), env.get("BIREME_BACKUP_URL", "").rstrip("/")
+    source = s3_source(url, env)
+    if argv[0] == "fetch":
+        backup.fetch(_pieces(source, url, argv[2]), folder / argv[2], env, say)
+        return
+    client = etcd.client_from(env.get("BIREME_ETCD_ENDPOINTS", ""), env)
+    etcd.wait_until_up(client, environment.seconds(env, "BIREME_WAIT_SECONDS", 600), say)
+    snapshot, keep = backup.save(client, folder, keep=1), environment.integer(env, "BIREME_BACKUP_KEEP", 7)
+    source.put(snapshot.name, snapshot)
+    found = {each.path: each.key for each in _snapshots(source)}
+    for old in backup.superseded(found, snapshot.name, keep):
+        source.delete(found[old])
+    backup.check_newest(found, snapshot.name)
+    say(f"{url}/{snapshot.name}: {snapshot.stat().st_size} bytes")
+
+
+def _snapshots(source: S3Source) -> list[Entry]:
+    """The snapshots below the prefix, the newest last."""
+    found = (each for each in source.found() if fnmatch(each.path, "etcd-*.db"))
+    return sorted(found, key=lambda each: each.path)
+
+
+def _pieces(source: S3Source, url: str, name: str) -> Iterator[bytes]:
+    """The bytes of a snapshot; for latest.db, of the newest. Raises SourceError if there is none."""
+    found = _snapshots(source)
+    wanted = found[-1:] if name == backup.LATEST else [each for each in found if each.path == name]
+    if not wanted:
+        raise SourceError(f"{url} has no snapshot {name}; it has {len(found)} others")
+    (entry,) = wanted
+    with source.read(entry, 0, entry.size) as body:
+        yield from iter(lambda: body.read(_CHUNK), b"")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
