@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +24,7 @@ from bireme_runtime.process.server import Background, Response
 from bireme_runtime.process.waiting import BoundedWait
 
 _ROOT = "root"
-# The variables that `set_up` reads, and the Secret's keys.
-_USER = ("BIREME_ETCD_USERNAME", "BIREME_ETCD_PASSWORD", "BIREME_ETCD_PREFIX")
+# The variables that `set_up_all` reads, and the Secret's keys.
 _KEYS = {
     "BIREME_ETCD_ROOT_PASSWORD": "root-password",
     "BIREME_ETCD_USERNAME": "username",
@@ -49,17 +48,20 @@ class Users:
     prefix: str
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Users:
-        """Read the environment. Raises SettingError."""
-        names = ("BIREME_ETCD_ROOT_PASSWORD", *_USER[:2])
-        missing = [name for name in names if not env.get(name)]
+    def all_from(cls, env: Mapping[str, str]) -> list[Users]:
+        """Those of the Secret, and those of each line of its key `releases`. Raises SettingError."""
+        missing = [name for name, key in _KEYS.items() if key != "releases" and not env.get(name)]
         if missing:
             problem = f"{', '.join(missing)} must not be empty"
             raise SettingError(f"{problem}: fill the Secret's keys root-password, username and password")
-        if env[names[1]] == _ROOT:
+        prefix = env.get("BIREME_ETCD_PREFIX") or "/"
+        users = [[env["BIREME_ETCD_USERNAME"], env["BIREME_ETCD_PASSWORD"], prefix]]
+        users += map(str.split, env.get("BIREME_ETCD_RELEASES", "").splitlines())
+        if any(len(each) != 3 for each in users):
+            raise SettingError("each line of the Secret's key releases needs a user, a password and a prefix")
+        if any(name == _ROOT for name, *_ in users):
             raise SettingError("the user cannot be root, which is etcd's own: change username in the Secret")
-        root_password, username, password = (env[name] for name in names)
-        return cls(root_password, username, password, env.get("BIREME_ETCD_PREFIX") or "/")
+        return [cls(env["BIREME_ETCD_ROOT_PASSWORD"], *each) for each in users]
 
 
 def protect(plain: etcd.Client, as_root: etcd.Client, as_user: etcd.Client, wanted: Users) -> bool:
@@ -127,22 +129,11 @@ def _set_role(client: etcd.Client, name: str, prefix: str) -> None:
     client.auth("role/grant", {"name": name, "perm": wanted})
 
 
-def _each_user(env: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """The environment of each user: that of the Secret, and one for each line of its key `releases`."""
-    yield env
-    for line in env.get("BIREME_ETCD_RELEASES", "").splitlines():
-        values = line.split()
-        if len(values) != len(_USER):
-            raise SettingError("each line of the Secret's key releases needs a user, a password and a prefix")
-        yield {**env, **dict(zip(_USER, values))}
-
-
-def set_up(env: Mapping[str, str], say: Say) -> None:
-    """Wait for etcd and set up the users that the environment names; retry while etcd is unavailable.
+def set_up(env: Mapping[str, str], wanted: Users, say: Say) -> None:
+    """Wait for etcd and set up the users; retry while etcd is unavailable.
 
     Raises OtherRoot, ValueError, or etcd.EtcdError at the end of BIREME_WAIT_SECONDS.
     """
-    wanted = Users.from_env(env)
     endpoints = env.get("BIREME_ETCD_ENDPOINTS", "")
     users = (("", ""), (_ROOT, wanted.root_password), (wanted.username, wanted.password))
     plain, as_root, as_user = (
@@ -164,12 +155,12 @@ def set_up(env: Mapping[str, str], say: Say) -> None:
 
 def set_up_all(env: Mapping[str, str], say: Say) -> None:
     """Set up all users of the Secret. Raises as `set_up`."""
-    for each in tuple(_each_user(env)):
-        set_up(each, say)
+    for each in Users.all_from(env):
+        set_up(env, each, say)
 
 
 def read_secret(folder: Path) -> dict[str, str]:
-    """The variables that `set_up` reads, from the files of a mounted Secret; "" for one that is missing."""
+    """The variables of `set_up_all`, from the files of a mounted Secret; "" for one that is missing."""
     files = {name: folder / key for name, key in _KEYS.items()}
     return {name: file.read_text().strip() if file.is_file() else "" for name, file in files.items()}
 
