@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from bireme_runtime.dataset.listing import Item, Listing
 from bireme_runtime.dataset.lists import Lists, joined
 from bireme_runtime.dataset.manifest import Corrupt, changed_at, size_of
 from bireme_runtime.dataset.settings import StagingSettings
+from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.log import Say
 from bireme_runtime.process.threads import in_thread
 from bireme_runtime.sources.checksums import Checksum, compute, digest_of
@@ -38,8 +40,8 @@ class Copier:
         self._wrong_before: set[str] = set()
         self._again: deque[Callable[[], None]] = deque()
 
-    def run(self, listing: Listing, index: int, lists: Lists) -> int:
-        """Copy what is missing of a share; returns how many bytes. Raises a thread's first error."""
+    def run(self, listing: Listing, index: int, lists: Lists) -> None:
+        """Copy what is missing of a share, and note that it is complete. Raises a thread's first error."""
         self._clear(listing, lists)
         workers = self._settings.workers
         files = total = 0
@@ -59,7 +61,9 @@ class Copier:
                 f"of {self._unchecked} files the source has no checksum that can be computed here: "
                 "their sizes are compared"
             )
-        return self._copied
+        share = {"identity": listing.identity, "files": listing.files, "bytes": listing.bytes}
+        write_whole(self._settings.share(index), json.dumps(share))
+        self._say(f"share {index + 1} of {workers} is complete; {self._copied} bytes were copied now")
 
     def _report(self, files: int, total: int, seconds: float) -> None:
         rate = self._copied / max(seconds, 0.001) / 2**20

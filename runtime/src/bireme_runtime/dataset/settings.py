@@ -81,6 +81,10 @@ class StagingSettings:
         """The folder of journals and unfinished files."""
         return self.staging / STATE
 
+    def share(self, index: int) -> Path:
+        """What worker `index` writes when its share is complete: identity, files and bytes of the list."""
+        return self.state / f"share-{index}.json"
+
 
 def settings_from(env: Mapping[str, str]) -> StagingSettings:
     """The settings of a pod. Raises SourceError if they cannot be read."""

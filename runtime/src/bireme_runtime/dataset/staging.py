@@ -7,12 +7,10 @@ manifest and renames the folder to the target.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from bireme_runtime.dataset.copier import Copier
@@ -22,7 +20,6 @@ from bireme_runtime.dataset.lists import Lists, SortedRows, in_order, joined
 from bireme_runtime.dataset.manifest import MANIFEST, paths_in, read_header, record, write_manifest
 from bireme_runtime.dataset.place import Folder
 from bireme_runtime.dataset.settings import StagingSettings
-from bireme_runtime.process.disk import write_whole
 from bireme_runtime.process.log import Say
 from bireme_runtime.sources.source import Changed, Part, Source, SourceError, safe_path
 
@@ -52,11 +49,11 @@ def stage(
             return False
         _check_target(settings, place, published is not None, lists)
         # Index 0 does the work of a worker whose share is of another list, unless that worker starts again.
-        old = share_of(settings, settings.index)
+        old = record(settings.share(settings.index))
         if old is not None and old["identity"] != listing.identity:
-            _share_file(settings, settings.index).unlink()
+            settings.share(settings.index).unlink()
         copier = Copier(settings, Journal(settings.state, settings.index), say)
-        _copy_share(settings, listing, settings.index, copier, lists, say)
+        copier.run(listing, settings.index, lists)
         if settings.index == 0:
             _wait_for_shares(settings, listing, copier, lists, say)
             _remove_others(settings, listing, lists)
@@ -77,26 +74,17 @@ def _check_target(settings: StagingSettings, place: Folder, is_dataset: bool, li
         raise SourceError(f"{target} has {what}: choose another path, or set replace=true")
 
 
-def _copy_share(
-    settings: StagingSettings, listing: Listing, index: int, copier: Copier, lists: Lists, say: Say
-) -> None:
-    copied = copier.run(listing, index, lists)
-    share = {"identity": listing.identity, "files": listing.files, "bytes": listing.bytes}
-    write_whole(_share_file(settings, index), json.dumps(share))
-    say(f"share {index + 1} of {settings.workers} is complete; {copied} bytes were copied now")
-
-
 def _wait_for_shares(
     settings: StagingSettings, listing: Listing, copier: Copier, lists: Lists, say: Say
 ) -> None:
     missing: list[int] = []
     while True:
-        shares = {index: share_of(settings, index) for index in range(settings.workers)}
+        shares = {index: record(settings.share(index)) for index in range(settings.workers)}
         for index, share in shares.items():
             if share is not None and share["identity"] != listing.identity:
                 # That worker has ended and does not run again, so this one copies what is missing.
                 say(f"the sources changed after worker {index} had listed them: its share is copied again")
-                _copy_share(settings, listing, index, copier, lists, say)
+                copier.run(listing, index, lists)
         left = [index for index, share in shares.items() if share is None]
         if not left:
             return
@@ -119,15 +107,6 @@ def staged(settings: StagingSettings, lists: Lists) -> SortedRows:
     return lists.sorted((safe_path(path), []) for path in paths_in(settings.staging))
 
 
-def _share_file(settings: StagingSettings, index: int) -> Path:
-    return settings.state / f"share-{index}.json"
-
-
-def share_of(settings: StagingSettings, index: int) -> dict[str, Any] | None:
-    """What a worker has written about its share when that was complete; None before."""
-    return record(_share_file(settings, index))
-
-
 def publish(
     settings: StagingSettings, place: Folder, say: Say, split: Callable[[], dict[str, int]] = dict
 ) -> bool:
@@ -136,7 +115,7 @@ def publish(
     `split` makes shards of files that are staged, and returns the number of records of each. Raises Corrupt,
     Changed, or at a root SourceError. Returns False where nothing is staged, or index is not 0.
     """
-    share = share_of(settings, 0)
+    share = record(settings.share(0))
     if settings.index != 0 or share is None:
         return False
     without = {*(shards.file for shards in settings.shards), *unpacked(settings)["archives"]}
