@@ -342,10 +342,12 @@ class Coordinator:
 
     def _do_settle(self, state: DatasetState, request: TrainerRequest) -> Answer:
         kept = [self._acknowledge(state, request.trainer, each) for each in request.done]
-        for each in request.failed:
-            self._give_back(state, each, "failed")
-        for each in request.released:
-            self._give_back(state, each, "released")
+        for reason, settled in (("failed", request.failed), ("released", request.released)):
+            for each in settled:
+                held = state.held.get(each.shard)
+                # Otherwise it has been taken back already.
+                if held is not None and held.token == each.token:
+                    self._take_back(state, held, reason, each.reason)
         return Answer(200, {"acknowledged": kept})
 
     def _do_next(self, state: DatasetState, request: TrainerRequest) -> Reply:
@@ -437,7 +439,7 @@ class Coordinator:
                 for held in [held for held in state.held.values() if held.deadline <= now]:
                     # A hung trainer would not begin what it got ahead.
                     self._return_ahead(state, held.trainer)
-                    self._fail(state, held, "timeout")
+                    self._take_back(state, held, "timeout")
             for state in [state for state in self.datasets.values() if state.is_closed]:
                 self._sweep(state)
 
@@ -616,28 +618,16 @@ class Coordinator:
                 return True
         return False
 
-    def _give_back(self, state: DatasetState, settled: Settled, reason: str) -> None:
-        """Return a shard that a trainer did not do, unless it has been taken back already."""
-        held = state.held.get(settled.shard)
-        if held is None or held.token != settled.token:
-            return
-        if reason == "released":
-            self._return(state, held)
-        else:
-            self._fail(state, held, reason, settled.reason)
-
-    def _return(self, state: DatasetState, held: Held) -> None:
-        """Put a shard back as the next one to do, without counting a failure."""
+    def _take_back(self, state: DatasetState, held: Held, reason: str, details: str = "") -> None:
+        """Let others do a shard. Unless it was released, that is a failure: too many end it for this pass."""
         self._drop(state, held)
-        state.returned.appendleft((held.shard, held.name))
-        state.redispatched["released"] += 1
-        self._change_held(state, held)
-
-    def _fail(self, state: DatasetState, held: Held, reason: str, details: str = "") -> None:
-        """Count a failure; the shard is done again or, after too many failures, given up for this pass."""
+        if reason == "released":
+            state.returned.appendleft((held.shard, held.name))
+            state.redispatched[reason] += 1
+            self._change_held(state, held)
+            return
         definition = state.definition
         assert definition is not None
-        self._drop(state, held)
         tries = state.tries[held.shard] = state.tries.get(held.shard, 0) + 1
         given_up = tries >= definition.failures
         key = (state.keys.failed if given_up else state.keys.tries)(state.number, held.shard)
@@ -657,7 +647,7 @@ class Coordinator:
         for held in [held for held in hand.values() if not held.is_begun]:
             if not held.token:
                 self._commit()
-            self._return(state, held)
+            self._take_back(state, held, "released")
 
     def _drop(self, state: DatasetState, held: Held) -> None:
         del state.held[held.shard]
@@ -678,10 +668,7 @@ class Coordinator:
         for held in list(trainer.hand.values()):
             if not held.token:
                 self._commit()
-            if reason == "released":
-                self._return(state, held)
-            else:
-                self._fail(state, held, reason, words)
+            self._take_back(state, held, reason, words)
         for what in [what for what, task in state.tasks.items() if task.trainer == name]:
             self._drop_task(state, what)
         del state.trainers[name]
@@ -874,10 +861,8 @@ class Coordinator:
             worked: set[str] = set()
             # In the order in which they were handed out: a trainer worked on its first one.
             for held in [held for held in state.held.values() if held.trainer not in state.trainers]:
-                if held.ahead and held.trainer in worked:
-                    self._return(state, held)
-                else:
-                    self._fail(state, held, "lost")
+                is_begun = not (held.ahead and held.trainer in worked)
+                self._take_back(state, held, "lost" if is_begun else "released")
                 worked.add(held.trainer)
             for what, task in list(state.tasks.items()):
                 if task.trainer and task.trainer not in state.trainers:
