@@ -34,7 +34,7 @@ Reply = Callable[[Answer], None]
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class Waiting:
     """A request that may wait for its answer until `deadline`, while its client is connected."""
 
     request: TrainerRequest
@@ -44,14 +44,14 @@ class _Waiting:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """A call of the coordinator between requests. `reply` gets its result or a refusal."""
+class Call:
+    """A call of the coordinator between requests. `reply` gets its result, as "result", or a refusal."""
 
     act: Callable[[Coordinator], Any]
     reply: Reply
 
 
-_Item = Union[_Waiting, _Call]
+Item = Union[Waiting, Call]
 
 
 class Replica:
@@ -62,7 +62,7 @@ class Replica:
         self._prefix = prefix
         self._address = address
         self._leader_seconds = leader_seconds
-        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._logged = -_LOG_SECONDS
@@ -89,21 +89,8 @@ class Replica:
         self._items.put(None)
         self._thread.join(10)
 
-    def ask(
-        self,
-        request: TrainerRequest,
-        reply: Reply,
-        wait: float = 0.0,
-        is_connected: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Answer a request, by calling `reply` from another thread, at the latest after `wait` seconds."""
-        self._put(_Waiting(request, reply, time.monotonic() + wait, is_connected))
-
-    def call(self, act: Callable[[Coordinator], Any], reply: Reply) -> None:
-        """Call the coordinator in its thread; the answer's body has the result under "result"."""
-        self._put(_Call(act, reply))
-
-    def _put(self, item: _Item) -> None:
+    def put(self, item: Item) -> None:
+        """Answer a request or carry out a call, and tell its `reply`, from another thread or at once."""
         if self.leads:
             self._items.put(item)
         else:
@@ -178,7 +165,7 @@ class _Term:
         self._leadership = leadership
         self._lost = threading.Event()
         self._watch: etcd.Watch | None = None
-        self._waiting: dict[tuple[str, str, str], deque[_Waiting]] = {}
+        self._waiting: dict[tuple[str, str, str], deque[Waiting]] = {}
         self._ticked = 0.0
 
     def serve(self) -> None:
@@ -202,9 +189,9 @@ class _Term:
             for asked in (asked for group in self._waiting.values() for asked in group):
                 asked.reply(_NO_LEADER)
 
-    def _gather(self) -> list[_Item]:
+    def _gather(self) -> list[Item]:
         """The next batch of requests and calls; waits a moment if there are none."""
-        items: list[_Item] = []
+        items: list[Item] = []
         source = self._replica._items
         try:
             item = source.get(timeout=_TICK_SECONDS)
@@ -217,13 +204,13 @@ class _Term:
             pass
         return items
 
-    def _turn(self, coordinator: Coordinator, items: list[_Item]) -> None:
+    def _turn(self, coordinator: Coordinator, items: list[Item]) -> None:
         try:
             # A disconnected client retries and sends everything again, so its requests are skipped.
             self._answer(
-                coordinator, [item for item in items if isinstance(item, _Waiting) and item.is_connected()]
+                coordinator, [item for item in items if isinstance(item, Waiting) and item.is_connected()]
             )
-            for call in (item for item in items if isinstance(item, _Call)):
+            for call in (item for item in items if isinstance(item, Call)):
                 call.reply(Answer(200, {"result": call.act(coordinator)}))
             while ready := self._answerable(coordinator):
                 items += ready
@@ -243,7 +230,7 @@ class _Term:
                 item.reply(_NO_LEADER)
             raise
 
-    def _answer(self, coordinator: Coordinator, asked: list[_Waiting]) -> None:
+    def _answer(self, coordinator: Coordinator, asked: list[Waiting]) -> None:
         if not asked:
             return
         for each, answer in zip(asked, coordinator.handle([each.request for each in asked])):
@@ -253,9 +240,9 @@ class _Term:
                 key = (each.request.verb, each.request.dataset, each.request.name)
                 self._waiting.setdefault(key, deque()).append(each)
 
-    def _answerable(self, coordinator: Coordinator) -> list[_Waiting]:
+    def _answerable(self, coordinator: Coordinator) -> list[Waiting]:
         """The waiting requests that may get an answer now."""
-        ready: list[_Waiting] = []
+        ready: list[Waiting] = []
         for (verb, dataset, _), group in self._waiting.items():
             if not group or not coordinator.may_answer(group[0].request):
                 continue
@@ -324,4 +311,4 @@ class _Term:
                 self._do(lambda coordinator, keys=gone: coordinator.trainers_gone(keys))  # type: ignore[misc]
 
     def _do(self, act: Callable[[Coordinator], Any]) -> None:
-        self._replica._items.put(_Call(act, lambda answer: None))
+        self._replica._items.put(Call(act, lambda answer: None))

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from bireme_runtime.dispatcher.messages import DEFAULT_PORT, spans
 from bireme_runtime.dispatcher.service import metrics
 from bireme_runtime.dispatcher.service.coordinator import Coordinator
 from bireme_runtime.dispatcher.service.keys import DEFAULT_PREFIX, Keys, last_part
-from bireme_runtime.dispatcher.service.replica import Replica
+from bireme_runtime.dispatcher.service.replica import Call, Item, Replica, Reply, Waiting
 from bireme_runtime.dispatcher.service.requests import (
     Answer,
     BadRequest,
@@ -191,7 +192,7 @@ class Service:
         """What the leader's thread knows of the datasets; None while another replica leads."""
         if not self._replica.leads:
             return None
-        answer = await self._future(partial(self._replica.call, Coordinator.report), _ANSWER_SECONDS)
+        answer = await self._future(partial(Call, Coordinator.report), _ANSWER_SECONDS)
         return answer.body.get("result")
 
     async def _join(self, dataset: str, body: Mapping[str, Any]) -> Response:
@@ -244,8 +245,9 @@ class Service:
         return {"pass": number, "over": bool(record["over"]), "settled": spans(settled)}
 
     async def _ask(self, request: TrainerRequest, wait: float, is_connected: Callable[[], bool]) -> Answer:
+        until = time.monotonic() + wait
         return await self._future(
-            lambda reply: self._replica.ask(request, reply, wait, is_connected), wait + _ANSWER_SECONDS
+            lambda reply: Waiting(request, reply, until, is_connected), wait + _ANSWER_SECONDS
         )
 
     # Threads ----------------------------------------
@@ -253,7 +255,7 @@ class Service:
     async def _in_thread(self, act: Callable[..., T], *arguments: Any) -> T:
         return await self._loop.run_in_executor(self._pool, partial(act, *arguments))
 
-    async def _future(self, start: Callable[[Callable[[Answer], None]], None], longest: float) -> Answer:
+    async def _future(self, item: Callable[[Reply], Item], longest: float) -> Answer:
         """Wait for an answer from the leader's thread. All answers of a batch wake the event loop once."""
         future: asyncio.Future[Answer] = self._loop.create_future()
 
@@ -264,7 +266,7 @@ class Service:
             if is_first:
                 self._loop.call_soon_threadsafe(self._deliver)
 
-        start(reply)
+        self._replica.put(item(reply))
         try:
             return await asyncio.wait_for(future, longest)
         except asyncio.TimeoutError:
