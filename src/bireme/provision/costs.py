@@ -21,25 +21,20 @@ _REMARKS = {
 
 
 @dataclass(frozen=True)
-class Quota:
-    """A quota on vCPUs: its name, and its codes in Service Quotas."""
-
-    name: str
-    on_demand: str
-    spot: str
-
-
-@dataclass(frozen=True)
 class Prices:
-    """List prices in USD per hour by instance type, and when they were read."""
+    """List prices in USD per hour by instance type, and when they were read.
+
+    ``quotas`` are on vCPUs, by the letters that a type begins with: their ``name``, and their codes in
+    Service Quotas, ``onDemand`` and ``spot``.
+    """
 
     date: str
     region: str
     control_plane: float
     on_demand: Mapping[str, float]
-    quotas: Mapping[str, Quota]
+    quotas: Mapping[str, Mapping[str, str]]
 
-    def quota(self, instance_type: str) -> Quota:
+    def quota(self, instance_type: str) -> Mapping[str, str]:
         """The quota that a type counts against. Raises BiremeError when none is known."""
         fitting = [prefix for prefix in self.quotas if instance_type.startswith(prefix)]
         if not fitting:
@@ -55,10 +50,7 @@ def load_prices(paths: Paths) -> Prices:
         region=facts["region"],
         control_plane=float(facts["controlPlane"]),
         on_demand={name: float(price) for name, price in facts["onDemand"].items()},
-        quotas={
-            prefix: Quota(each["name"], each["onDemand"], each["spot"])
-            for prefix, each in facts["quotas"].items()
-        },
+        quotas=facts["quotas"],
     )
 
 
@@ -78,8 +70,8 @@ def estimate(groups: Iterable[Group], prices: Prices, control_plane: bool = True
             lines.append(f"{what}: {_usd(group.count * price)}{_REMARKS[group.capacity.kind]}")
         if group.capacity.kind != "block":
             quota, spot = prices.quota(group.instance.type), group.capacity.kind == "spot"
-            name = f"{'spot' if spot else 'on-demand'} {quota.name}"
-            vcpus[quota.spot if spot else quota.on_demand, name] += group.count * group.instance.vcpu
+            name = f"{'spot' if spot else 'on-demand'} {quota['name']}"
+            vcpus[quota["spot" if spot else "onDemand"], name] += group.count * group.instance.vcpu
     head = (
         f"An hour costs {_usd(total)} by the list of {prices.region} on {prices.date}, "
         "without storage, NAT, traffic and tax:"
