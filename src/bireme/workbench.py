@@ -23,8 +23,9 @@ from bireme.tools import Toolbox
 
 if TYPE_CHECKING:
     from bireme.clusters import base
-    from bireme.live.deploy import Deployer, ReleaseStatus
+    from bireme.live.deploy import Deployer
     from bireme.live.release import Releases
+    from bireme.live.summary import ReleaseStatus
     from bireme.plan.instances import Instance
     from bireme.plan.topology import Plan
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.live.deploy import Deployer, ReleaseStatus
+from bireme.live.deploy import Deployer
+from bireme.live.summary import ReleaseStatus
 from bireme.testing.charts import RequestFor
 from tests.embedded.addons import WithAddon
 from tests.support.waiting import until

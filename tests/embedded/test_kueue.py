@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from bireme.clusters.embedded import EmbeddedCluster
-from bireme.live.deploy import Deployer, ReleaseStatus
+from bireme.live.deploy import Deployer
 from bireme.live.doctor import Doctor
 from bireme.live.release import Revision
+from bireme.live.summary import ReleaseStatus
 from bireme.testing.charts import RequestFor
 from bireme.tools import Toolbox
 from tests.embedded.addons import WithAddon

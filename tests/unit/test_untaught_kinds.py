@@ -13,8 +13,8 @@ from rich.console import Console
 from bireme.cli.views import outcome_view
 from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
-from bireme.live.deploy import ReleaseStatus
 from bireme.live.observe import compare
+from bireme.live.summary import ReleaseStatus
 from bireme.plan.changes import changes
 from bireme.plan.instances import Instance
 from bireme.plan.topology import expand

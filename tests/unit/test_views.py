@@ -15,9 +15,9 @@ from rich.console import Console
 from bireme.cli import cli, views
 from bireme.cli.options import UNLIMITED
 from bireme.core.manifests import Manifest
-from bireme.live.deploy import ReleaseStatus
 from bireme.live.observe import Difference, compare
 from bireme.live.pods import observed_pod
+from bireme.live.summary import ReleaseStatus
 from bireme.plan.instances import Instance
 from bireme.plan.topology import Plan, expand
 from bireme.tools import ToolStatus

@@ -46,8 +46,8 @@ from bireme.workbench import Target
 
 if TYPE_CHECKING:
     from bireme.clusters.base import Cluster
-    from bireme.live.deploy import ReleaseStatus
     from bireme.live.release import Release
+    from bireme.live.summary import ReleaseStatus
 
 
 @cli.command()

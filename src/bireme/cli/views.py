@@ -20,13 +20,12 @@ from bireme.core.quantities import counted
 
 if TYPE_CHECKING:
     from bireme.clusters.base import ClusterInfo
-    from bireme.live.deploy import ReleaseStatus
     from bireme.live.nccl import Verdict
     from bireme.live.observe import Difference
     from bireme.live.pods import ObservedPod
     from bireme.live.release import Revision
     from bireme.live.shards import Shards
-    from bireme.live.summary import Summary
+    from bireme.live.summary import ReleaseStatus, Summary
     from bireme.live.timeline import Timeline
     from bireme.live.worker_status import WorkerStatus
     from bireme.plan.object_diff import ObjectDiff

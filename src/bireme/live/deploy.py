@@ -17,7 +17,6 @@ from bireme.clusters.waiting import until
 from bireme.core.errors import BiremeError
 from bireme.core.labels import AUTOSCALE_ANNOTATION, FAILURE_ANNOTATION, RELEASE_LABEL
 from bireme.core.manifests import Manifest
-from bireme.core.plain import Plain
 from bireme.helm import Renderer, RenderRequest
 from bireme.helm import values as value_files
 from bireme.live import observe, why
@@ -25,17 +24,10 @@ from bireme.live.doctor import Doctor
 from bireme.live.observe import Difference, Observation
 from bireme.live.pod_http import metrics_port, through_the_api
 from bireme.live.pods import ObservedPod
-from bireme.live.queue_position import (
-    UNSEEN,
-    QueuePosition,
-    are_held,
-    leave,
-    queue_positions,
-    without_waiting,
-)
+from bireme.live.queue_position import UNSEEN, leave, queue_positions, without_waiting
 from bireme.live.release import NoRelease, Release, Releases, Revision
-from bireme.live.shards import Shards, shards
-from bireme.live.summary import Summary, summary
+from bireme.live.shards import shards
+from bireme.live.summary import ReleaseStatus, Summary, summary
 from bireme.live.timeline import Timeline
 from bireme.live.worker_status import WorkerStatus, worker_answers
 from bireme.plan.changes import Changes, changes, run_number
@@ -64,33 +56,6 @@ _COMMANDS = {
 
 
 @dataclass(frozen=True)
-class ReleaseStatus(Plain):
-    """The plan, the live pods, and how they differ.
-
-    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
-    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about missing nodes;
-    ``failures`` what the controller has kept of each Job's first failed pod.
-    """
-
-    hidden = ("notes",)
-
-    plan: Plan
-    pods: tuple[ObservedPod, ...]
-    differences: tuple[Difference, ...]
-    notes: str = ""
-    shards: tuple[Shards, ...] = ()
-    worker_statuses: tuple[WorkerStatus, ...] = ()
-    queue_positions: tuple[QueuePosition, ...] = ()
-    causes: tuple[str, ...] = ()
-    failures: tuple[str, ...] = ()
-
-    @property
-    def is_held(self) -> bool:
-        """Whether all that is missing are jobs that wait in their queues."""
-        return are_held(self.differences, self.queue_positions)
-
-
-@dataclass(frozen=True)
 class Deployer:
     """Deploys charts to one cluster and compares what is there with the plan.
 
@@ -103,11 +68,6 @@ class Deployer:
     renderer: Renderer
     instances: Mapping[str, Instance]
     console: Console | None = None
-
-    def plan(self, wanted: RenderRequest) -> Plan:
-        """The topology that ``wanted`` becomes. Raises RenderError when the chart refuses the values."""
-        manifests = self.renderer.render(wanted).manifests
-        return expand(wanted.release, wanted.namespace, manifests, self.instances)
 
     def changes(self, wanted: RenderRequest) -> Changes:
         """What installing ``wanted`` will do to the release that is there. Raises BiremeError if none is."""
@@ -134,17 +94,16 @@ class Deployer:
         wanted = self.renderer.merged(wanted)
         if replace_run:
             wanted = self._next_run(wanted, timeout)
-        plan = self.plan(wanted)
+        rendered = self.renderer.render(wanted).manifests
+        plan = expand(wanted.release, wanted.namespace, rendered, self.instances)
         made = self.releases.install(
             wanted.chart, wanted.release, wanted.namespace, wanted.values, create_namespace=True
         )
         if self._following(made.manifests):
             plan = self._planned(made)
         found = observe.wait(self.cluster, plan, timeout, self.console, partial(self._is_held, plan))
-        waits, differences = self._queues(plan, found.differences)
-        causes = self._causes(plan, differences)
-        notes = self._notes(made)
-        return ReleaseStatus(plan, found.pods, differences, notes, queue_positions=waits, causes=causes)
+        there = self._queued(plan, found)
+        return replace(there, notes=self._notes(made), causes=self._causes(there))
 
     def _notes(self, made: Release) -> str:
         """The chart's notes in Bireme's commands, without those that fake nodes cannot answer."""
@@ -162,14 +121,13 @@ class Deployer:
     def status(self, release: str, namespace: str) -> ReleaseStatus:
         """The release as it is now, against its latest revision's plan. Raises BiremeError if none is."""
         installed = self.releases.read(release, namespace)
-        plan, found, waits, differences = self._compared(installed)
+        there = self._compared(installed)
         services = through_the_api(self.cluster.api, _ANSWER_SECONDS, "services")
         datasets = shards(services, namespace, installed.manifests)
-        answers = self._answers(installed, found.pods, "v1/status")
+        answers = self._answers(installed, there.pods, "v1/status")
         runs = tuple(WorkerStatus.of(job, answer) for job, answer in answers.items())
-        causes = self._causes(plan, differences)
-        kept = self._kept_failures(release, namespace)
-        return ReleaseStatus(plan, found.pods, differences, "", datasets, runs, waits, causes, kept)
+        causes, kept = self._causes(there), self._kept_failures(release, namespace)
+        return replace(there, shards=datasets, worker_statuses=runs, causes=causes, failures=kept)
 
     def summaries(self, revisions: Iterable[Revision]) -> list[Summary]:
         """Each release in a line. Of one that cannot be read there is Helm's status alone."""
@@ -177,10 +135,9 @@ class Deployer:
         def of(revision: Revision) -> Summary:
             installed = self.releases.read(revision.release, revision.namespace)
             try:
-                plan, found, waits, differences = self._compared(installed)
+                return summary(revision, self._compared(installed))
             except BiremeError:
                 return Summary(revision, revision.status)
-            return summary(revision, plan, found, differences, waits)
 
         return self.cluster.api.each(of, revisions)
 
@@ -278,16 +235,20 @@ class Deployer:
             raise BiremeError(f"{release} is no training job: {revision.chart_name} has no value `{key}`")
         return RenderRequest(chart, value_files.merge(installed.values, values), release, namespace)
 
-    def _compared(
-        self, installed: Release
-    ) -> tuple[Plan, Observation, tuple[QueuePosition, ...], tuple[Difference, ...]]:
+    def _compared(self, installed: Release) -> ReleaseStatus:
         plan = self._planned(installed)
-        found = observe.check(self.cluster, plan)
-        return plan, found, *self._queues(plan, found.differences)
+        return self._queued(plan, observe.check(self.cluster, plan))
 
-    def _causes(self, plan: Plan, differences: Sequence[Difference]) -> tuple[str, ...]:
+    def _queued(self, plan: Plan, found: Observation) -> ReleaseStatus:
+        """What was found, with one difference for each job that waits in its queue."""
+        waits = queue_positions(self.cluster.api, plan.namespace, plan.queued)
+        differences = without_waiting(found.differences, plan.queued, waits)
+        return ReleaseStatus(plan, found.pods, differences, queue_positions=waits, workloads=found.workloads)
+
+    def _causes(self, there: ReleaseStatus) -> tuple[str, ...]:
         """Why pods have no node, or a DaemonSet no pods, as far as the nodes themselves tell."""
-        is_pending = any(each.category == "pending" and each.pod for each in differences)
+        plan = there.plan
+        is_pending = any(each.category == "pending" and each.pod for each in there.differences)
         if not is_pending and not any(each.instance_types is not None for each in plan.workloads):
             return ()
         return Doctor(self.cluster.api, plan, plan.objects, self.instances).shortage()
@@ -335,18 +296,12 @@ class Deployer:
         content = item.thaw()
         return Manifest({**content, "spec": {**(content.get("spec") or {}), **counts}}, item.source)
 
-    def _queues(
-        self, plan: Plan, differences: tuple[Difference, ...]
-    ) -> tuple[tuple[QueuePosition, ...], tuple[Difference, ...]]:
-        found = queue_positions(self.cluster.api, plan.namespace, plan.queued)
-        return found, without_waiting(differences, plan.queued, found)
-
     def _is_held(self, plan: Plan, differences: tuple[Difference, ...], unchanged: float) -> bool:
         """Whether only queues that have seen the job hold its pods back, and no job is preempted for it."""
-        waits, left = self._queues(plan, differences) if plan.queued else ((), ())
-        is_seen = unchanged > observe.UNSEEN_SECONDS or not any(each.why == UNSEEN for each in waits)
-        is_settled = not any("preempt" in each.why.lower() for each in waits)
-        return are_held(left, waits) and is_seen and is_settled
+        there = self._queued(plan, Observation((), differences))
+        whys = [each.why for each in there.queue_positions]
+        is_seen = unchanged > observe.UNSEEN_SECONDS or UNSEEN not in whys
+        return there.is_held and is_seen and not any("preempt" in each.lower() for each in whys)
 
     def _foreseen(self, live: Release, wanted: RenderRequest) -> Changes:
         return changes(live.manifests, self._upgrade(wanted), wanted.namespace)

@@ -1,20 +1,53 @@
-"""A release in one line: how far it is, its workers, its place in a queue, its accelerators, its age."""
+"""What is known of a release beside its plan, and the same in one line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from bireme.live.observe import Difference, Observation
-from bireme.live.queue_position import QueuePosition
+from bireme.core.plain import Plain
+from bireme.live.observe import Difference
+from bireme.live.pods import ObservedPod
+from bireme.live.queue_position import QueuePosition, are_held
 from bireme.live.release import Revision
+from bireme.live.shards import Shards
+from bireme.live.worker_status import WorkerStatus
 from bireme.plan.topology import Plan
 from bireme.plan.workloads import KINDS
+from bireme.plan.workloads.model import ObservedWorkload
 
 _UNITS = (("d", 86400), ("h", 3600), ("m", 60))
+
+
+@dataclass(frozen=True)
+class ReleaseStatus(Plain):
+    """The plan, the live pods, and how they differ.
+
+    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
+    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about missing nodes;
+    ``failures`` what the controller has kept of each Job's first failed pod; ``workloads`` what live objects
+    say of themselves.
+    """
+
+    hidden = ("notes", "workloads")
+
+    plan: Plan
+    pods: tuple[ObservedPod, ...]
+    differences: tuple[Difference, ...]
+    notes: str = ""
+    shards: tuple[Shards, ...] = ()
+    worker_statuses: tuple[WorkerStatus, ...] = ()
+    queue_positions: tuple[QueuePosition, ...] = ()
+    causes: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    workloads: tuple[ObservedWorkload, ...] = ()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all that is missing are jobs that wait in their queues."""
+        return are_held(self.differences, self.queue_positions)
 
 
 @dataclass(frozen=True)
@@ -45,33 +78,27 @@ class Summary:
         return self.revision.to_json() | seen | {"accelerators": self.accelerators, "queue": self.queue}
 
 
-def summary(
-    revision: Revision,
-    plan: Plan,
-    found: Observation,
-    differences: Sequence[Difference],
-    positions: Sequence[QueuePosition],
-) -> Summary:
+def summary(revision: Revision, found: ReleaseStatus) -> Summary:
     """How far a release is, from what `bireme status` compares."""
+    plan = found.plan
     train = [each for each in plan.workloads if any(p.accelerators or p.rank is not None for p in each.pods)]
     counted = train or plan.workloads
     names = {(each.kind, each.name) for each in counted}
     ready = sum(pod.ready for pod in found.pods if (pod.kind, pod.workload) in names)
-    places = [f"{each.place} of {each.waiting}" for each in positions if each.place]
+    places = [f"{each.place} of {each.waiting}" for each in found.queue_positions if each.place]
     total = plan.totals.accelerators
-    phase = revision.status if revision.status != "deployed" else _phase(plan, found, differences, positions)
+    phase = revision.status if revision.status != "deployed" else _phase(found)
     return Summary(revision, phase, ready, sum(len(each.pods) for each in counted), total, ", ".join(places))
 
 
-def _phase(
-    plan: Plan, found: Observation, differences: Sequence[Difference], positions: Sequence[QueuePosition]
-) -> str:
-    jobs = [each for each in plan.workloads if each.kind in KINDS and KINDS[each.kind].suspension]
+def _phase(found: ReleaseStatus) -> str:
+    workloads = found.plan.workloads
+    jobs = [each for each in workloads if each.kind in KINDS and KINDS[each.kind].suspension]
     states = {(each.kind, each.name): each.state for each in found.workloads}
-    categories = {each.category for each in differences}
+    categories = {each.category for each in found.differences}
     if "job-failed" in categories:
         return "failed"
-    if any(each.state == "waiting" for each in positions):
+    if any(each.state == "waiting" for each in found.queue_positions):
         return "queued"
     if jobs and all(each.suspended for each in jobs):
         return "stopped"
@@ -79,4 +106,4 @@ def _phase(
         return "complete"
     if "pending" in categories:
         return "pending"
-    return "starting" if differences else "running" if plan.workloads else "there"
+    return "starting" if found.differences else "running" if workloads else "there"
