@@ -322,9 +322,8 @@ class LiveRelease:
     def read(self) -> LiveRelease:
         """Read everything again."""
         found = [self._api.get(path, **self._owners.pod_query) for path in self._paths]
-        self._raw = {
-            pod["metadata"]["name"]: pod for pods in found for pod in pods["items"] if self._is_ours(pod)
-        }
+        pods = (pod for each in found for pod in each["items"] if self._owners.maker("Pod", pod))
+        self._raw = {pod["metadata"]["name"]: pod for pod in pods}
         self._version = found[0]["metadata"]["resourceVersion"]
         self._nodes_read = 0.0
         self._read_workloads_and_nodes()
@@ -356,23 +355,22 @@ class LiveRelease:
         pods = self.pods()
         return Observation(pods, compare(self._plan, pods, self._workloads), self._workloads)
 
-    def _is_ours(self, pod: Mapping[str, Any]) -> bool:
-        return self._owners.maker("Pod", pod) is not None
-
     def _take(self, event: Mapping[str, Any]) -> str:
         pod: dict[str, Any] = event["object"]
         name: str = pod["metadata"]["name"]
         self._version = pod["metadata"]["resourceVersion"]
         if event["type"] == "DELETED":
             self._raw.pop(name, None)
-        elif self._is_ours(pod):
+        elif self._owners.maker("Pod", pod):
             self._raw[name] = pod
         return name
 
     def _read_workloads_and_nodes(self) -> None:
         found = ((each, kind) for each in self._plan.objects if (kind := kind_of(each)) and kind.has_state)
         self._workloads = tuple(filter(None, self._api.each(lambda each: self._state(*each), found)))
-        if self._nodes is not None and self._nodes_are_old(self._nodes):
+        used = {pod["spec"].get("nodeName") for pod in self._raw.values()} - {None}
+        is_old = time.monotonic() - self._nodes_read > _NODES_SECONDS
+        if self._nodes is not None and (is_old or not used <= self._nodes.keys()):
             self._nodes = self._node_states()
             self._nodes_read = time.monotonic()
 
@@ -388,10 +386,6 @@ class LiveRelease:
             return None
         return kind.state(live) if live else None
 
-    def _nodes_are_old(self, nodes: Mapping[str, NodeState]) -> bool:
-        used = {pod["spec"].get("nodeName") for pod in self._raw.values()} - {None}
-        return not used <= nodes.keys() or time.monotonic() - self._nodes_read > _NODES_SECONDS
-
     def _node_states(self) -> dict[str, NodeState] | None:
         try:
             nodes = self._api.get("/api/v1/nodes")["items"]
@@ -404,10 +398,6 @@ class LiveRelease:
 
     def _observed(self, pod: Mapping[str, Any]) -> ObservedPod:
         kind, workload = self._owners.maker("Pod", pod) or ("", "")
-        state = self._state_of(pod["spec"].get("nodeName"))
+        node = pod["spec"].get("nodeName")
+        state = self._nodes.get(node, "gone") if node and self._nodes is not None else ""
         return replace(observed_pod(pod, state), kind=kind, workload=workload)
-
-    def _state_of(self, node: str | None) -> NodeState:
-        if node is None or self._nodes is None:
-            return ""
-        return self._nodes.get(node, "gone")
