@@ -64,11 +64,6 @@ def test_equals_share_what_is_free() -> None:
     assert sizes([job("a", 3), job("b", 1)], free=4) == {"a": 4, "b": 4}
 
 
-def test_a_job_that_saves_is_left_alone() -> None:
-    assert sizes([job("a", 4, saving=True)], free=2) == {"a": 4}
-    assert sizes([job("a", 4, saving=True)], free=0, wanted={10: 2}) == {"a": 4}
-
-
 def test_a_resize_that_a_wrong_clock_has_dated_ahead_does_not_hold_a_job_up() -> None:
     assert sizes([job("a", 4, changed_at=NOW + 3600, cooldown=300)], free=2) == {"a": 6}
     assert sizes([job("a", 4, changed_at=NOW + 5, cooldown=300)], free=2) == {"a": 4}
@@ -115,7 +110,6 @@ def assert_bounds_and_places(seed: int) -> None:
             "priority": chance.randrange(-5, 5),
             "changed_at": NOW - chance.randrange(600),
             "reserve": chance.randrange(3),
-            "saving": chance.random() < 0.2,
         }
         jobs.append(ElasticJob(f"job-{number}", workers, **facts))  # type: ignore[arg-type]
     resized = decide(jobs, pool, NOW)
@@ -127,7 +121,6 @@ def assert_bounds_and_places(seed: int) -> None:
         assert was.minimum <= each.workers <= was.maximum
         assert each.workers != was.workers
         assert (each.workers - was.workers) % was.step == 0
-        assert not was.saving
         taken += each.workers - was.workers
     assert taken <= max(pool.free - sum(pool.wanted.values()), 0)
     assert decide(list(reversed(jobs)), pool, NOW) or not resized

@@ -183,6 +183,7 @@ class _Planner:
     def __init__(self, world: World, now: float) -> None:
         self._world, self._now = world, now
         self._jobs = {job.key: job for job in world.jobs}
+        self._bounds = {job.key: job.policy.bounds(now, world.measured.get(job.key)) for job in world.jobs}
         self._eligible: dict[str, dict[str, None]] = {}
         self._there = {node["metadata"]["name"]: node for node in sorted(world.nodes, key=_accelerators)}
         self._labels = {name: node["metadata"].get("labels") or {} for name, node in self._there.items()}
@@ -197,23 +198,19 @@ class _Planner:
         # What is free now, and when the pods that end are gone.
         offered = {name: node["status"].get("allocatable") or {} for name, node in self._there.items()}
         self._free, self._soon = ({name: Room(each) for name, each in offered.items()} for _ in range(2))
-        self._fill()
         self._unplaced = [each for each in self._waiting() if not self._place(each)]
 
     def resizes(self) -> tuple[Resize, ...]:
         found: list[Resize] = []
-        for job in self._world.jobs:
-            low, high = job.policy.bounds(self._now, self._world.measured.get(job.key))
-            if job.key in self._world.saving:
-                continue
+        pools: dict[str, list[RunningJob]] = defaultdict(list)
+        # Jobs that save are left alone: they neither grow nor give.
+        for job in (each for each in self._world.jobs if each.key not in self._world.saving):
+            low, high = self._bounds[job.key]
             if job.workers > high:
                 found.append(Resize(job.key, high, f"it shall have {high} workers at most now"))
             elif job.workers < low:
                 found.append(Resize(job.key, low, f"it shall have {low} workers at least now"))
-        moved = {each.job for each in found}
-        pools: dict[str, list[RunningJob]] = defaultdict(list)
-        for job in self._world.jobs:
-            if job.key not in moved:
+            else:
                 pools[_shape(job) + self._near[job.key]].append(job)
         grown: set[str] = set()
         order = sorted(pools.values(), key=lambda jobs: (-max(job.priority for job in jobs), jobs[0].key))
@@ -233,32 +230,26 @@ class _Planner:
 
     # --- what is there ---
 
-    def _fill(self) -> None:
-        going = {id(pod) for job in self._world.jobs for pod in job.leaving(0)}
-        for pod in self._world.pods:
-            node = pod["spec"].get("nodeName", "")
-            if node in self._free and not _has_ended(pod):
-                demand = _demand(pod["spec"])
-                self._free[node].take(demand)
-                if "deletionTimestamp" not in pod["metadata"] and id(pod) not in going:
-                    self._soon[node].take(demand)
-
     def _waiting(self) -> list[_Waiting]:
+        """The pods that need a node, the most urgent first. Those that have one take their room."""
         own = {pod["metadata"]["uid"]: job for job in self._world.jobs for pod in job.pods}
         going = {pod["metadata"]["uid"] for job in self._world.jobs for pod in job.leaving(0)}
         found = []
-        for pod in self._world.pods:
-            spec, uid = pod["spec"], pod["metadata"]["uid"]
-            if spec.get("nodeName") or spec.get("schedulingGates") or uid in going or _has_ended(pod):
-                continue
-            if "deletionTimestamp" not in pod["metadata"]:
-                job = own.get(uid)
+        for pod in (each for each in self._world.pods if not _has_ended(each)):
+            about, spec, demand = pod["metadata"], pod["spec"], _demand(pod["spec"])
+            node, stays = spec.get("nodeName", ""), not _goes(pod) and about["uid"] not in going
+            if node in self._free:
+                self._free[node].take(demand)
+                if stays:
+                    self._soon[node].take(demand)
+            elif stays and not node and not spec.get("schedulingGates"):
+                job = own.get(about["uid"])
                 found.append(
                     _Waiting(
                         _priority(pod),
-                        pod["metadata"].get("creationTimestamp") or "",
+                        about.get("creationTimestamp") or "",
                         spec,
-                        _demand(spec),
+                        demand,
                         (pod.get("status") or {}).get("nominatedNodeName") or "",
                         job.key if job else "",
                         job is not None and self._is_stuck(pod),
@@ -277,9 +268,7 @@ class _Planner:
         kept = {
             index(pod)
             for pod in job.pods
-            if "deletionTimestamp" not in pod["metadata"]
-            and pod["spec"].get("nodeName") not in self._doomed
-            and index(pod) < total
+            if not _goes(pod) and pod["spec"].get("nodeName") not in self._doomed and index(pod) < total
         }
         return total - len(kept)
 
@@ -348,7 +337,7 @@ class _Planner:
         gone = [
             Resize(job.key, self._shrunk(job, left[job.key]), f"no node of {name} has a place for its pods")
             for job in jobs
-            if left[job.key] and job.key not in self._world.saving
+            if left[job.key]
         ]
         gone = [each for each in gone if each.workers < self._jobs[each.job].workers]
         settled = [job for job in jobs if job.key not in {each.job for each in waiting}]
@@ -387,18 +376,14 @@ class _Planner:
         counted: list[_Waiting] = []
         missing = Counter(each.job for each in waiting if each.job)
         within = {
-            key: max(0, self._low(self._jobs[key]) - self._jobs[key].workers + count)
+            key: max(0, self._bounds[key][0] - self._jobs[key].workers + count)
             for key, count in missing.items()
         }
         for each in waiting:
             is_borrowed = within.get(each.job, 1) <= 0
             limit = each.priority - 1 if is_borrowed else each.priority
-            givers = [
-                job
-                for job in jobs
-                if job.priority <= limit and job.key != each.job and job.key not in self._world.saving
-            ]
-            given = [pod for job in givers for pod in job.leaving(job.workers - self._low(job))]
+            givers = [job for job in jobs if job.priority <= limit and job.key != each.job]
+            given = [pod for job in givers for pod in job.leaving(job.workers - self._bounds[job.key][0])]
             if not self._late([*counted, each], given):
                 counted.append(each)
                 if each.job in within:
@@ -411,7 +396,7 @@ class _Planner:
         rooms: dict[str, Room] = {}
         for pod in given:
             node = pod["spec"].get("nodeName", "")
-            if node in self._there and "deletionTimestamp" not in pod["metadata"]:
+            if node in self._there and not _goes(pod):
                 if node not in rooms:
                     rooms[node] = copy.deepcopy(self._soon[node])
                 rooms[node].take(_demand(pod["spec"]), -1)
@@ -425,28 +410,22 @@ class _Planner:
                 late.append(each)
         return late
 
-    def _low(self, job: RunningJob) -> int:
-        return job.policy.bounds(self._now, self._world.measured.get(job.key))[0]
-
     def _shrunk(self, job: RunningJob, count: int) -> int:
         """Its workers without ``count`` of them, in whole steps and not below its minimum."""
         step = job.policy.step
-        return max(job.workers - math.ceil(count / step) * step, self._low(job))
+        return max(job.workers - math.ceil(count / step) * step, self._bounds[job.key][0])
 
     def _elastic(self, job: RunningJob) -> ElasticJob:
         policy = job.policy
-        low, high = policy.bounds(self._now, self._world.measured.get(job.key))
         return ElasticJob(
             job.key,
             job.workers,
-            low,
-            high,
+            *self._bounds[job.key],
             policy.step,
             job.priority,
             job.resized_at,
             policy.cooldown,
             policy.reserve,
-            job.key in self._world.saving,
         )
 
 
@@ -486,3 +465,7 @@ def index(pod: Object) -> int:
 
 def _has_ended(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _goes(pod: Object) -> bool:
+    return "deletionTimestamp" in pod["metadata"]

@@ -17,8 +17,7 @@ class ElasticJob:
 
     ``workers``: of now; ``minimum`` and ``maximum`` bound it, ``step`` workers come and go together.
     ``changed_at``: when it was resized last, in seconds of the clock of ``now``; it grows again, and gives to
-    others, ``cooldown`` seconds later. ``reserve``: the places that it leaves free. ``saving``: it writes a
-    checkpoint and is left alone."""
+    others, ``cooldown`` seconds later. ``reserve``: the places that it leaves free."""
 
     name: str
     workers: int
@@ -29,7 +28,6 @@ class ElasticJob:
     changed_at: float = -math.inf
     cooldown: float = 300.0
     reserve: int = 0
-    saving: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,10 @@ def decide(jobs: Sequence[ElasticJob], pool: Pool, now: float) -> list[Resize]:
     equals the smallest. When nothing is free, a step of workers moves from a job to another of the same
     priority if the first keeps ``MARGIN`` times the workers of the second. ``now`` is in seconds.
     """
-    movable = [job for job in jobs if not job.saving]
     short = sum(pool.wanted.values()) - pool.free
     if short > 0:
-        return _shrink(movable, pool)
-    return _grow(movable, -short, now)
+        return _shrink(jobs, pool)
+    return _grow(jobs, -short, now)
 
 
 def _shrink(jobs: Sequence[ElasticJob], pool: Pool) -> list[Resize]:
