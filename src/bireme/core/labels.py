@@ -40,14 +40,10 @@ EXIT_CODE_ANNOTATION = "bireme/exit-code"
 
 # --- on nodes ---
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
-INSTANCE_FAMILY_LABEL = "karpenter.k8s.aws/instance-family"
-INSTANCE_SIZE_LABEL = "karpenter.k8s.aws/instance-size"
-INSTANCE_CPU_LABEL = "karpenter.k8s.aws/instance-cpu"
-INSTANCE_MEMORY_LABEL = "karpenter.k8s.aws/instance-memory"
-INSTANCE_GPUS_LABEL = "karpenter.k8s.aws/instance-gpu-count"
-INSTANCE_GPU_MAKER_LABEL = "karpenter.k8s.aws/instance-gpu-manufacturer"
+# What Karpenter's labels of instance types begin with.
+KARPENTER_INSTANCE = "karpenter.k8s.aws/instance-"
 CAPACITY_TYPE_LABEL = "karpenter.sh/capacity-type"
-# The same from EKS Auto Mode, and a mark of NVIDIA's GPU feature discovery.
+# The maker of GPUs, as EKS Auto Mode has it, and a mark of NVIDIA's GPU feature discovery.
 AUTO_GPU_MAKER_LABEL = "eks.amazonaws.com/instance-gpu-manufacturer"
 GPU_PRESENT_LABEL = "nvidia.com/gpu.present"
 # HyperPod's label and taint: whether a node passed its health checks.

@@ -16,13 +16,8 @@ from bireme.core.labels import (
     AUTO_GPU_MAKER_LABEL,
     GPU_PRESENT_LABEL,
     HYPERPOD_HEALTH_LABEL,
-    INSTANCE_CPU_LABEL,
-    INSTANCE_FAMILY_LABEL,
-    INSTANCE_GPU_MAKER_LABEL,
-    INSTANCE_GPUS_LABEL,
-    INSTANCE_MEMORY_LABEL,
-    INSTANCE_SIZE_LABEL,
     INSTANCE_TYPE_LABEL,
+    KARPENTER_INSTANCE,
     OS_LABEL,
 )
 from bireme.core.paths import Paths
@@ -30,18 +25,10 @@ from bireme.core.quantities import ACCELERATORS, EFA, HUGE_PAGES
 from bireme.helm import ChartValues, values
 from bireme.schemas.problems import violations
 
+_OF_KARPENTER = ("family", "size", "cpu", "memory", "gpu-count", "gpu-manufacturer")
 _GIVEN = frozenset(
-    {
-        INSTANCE_TYPE_LABEL,
-        INSTANCE_FAMILY_LABEL,
-        INSTANCE_SIZE_LABEL,
-        INSTANCE_CPU_LABEL,
-        INSTANCE_MEMORY_LABEL,
-        INSTANCE_GPUS_LABEL,
-        INSTANCE_GPU_MAKER_LABEL,
-        AUTO_GPU_MAKER_LABEL,
-        GPU_PRESENT_LABEL,
-    }
+    {INSTANCE_TYPE_LABEL, AUTO_GPU_MAKER_LABEL, GPU_PRESENT_LABEL}
+    | {KARPENTER_INSTANCE + fact for fact in _OF_KARPENTER}
 )
 # What nodes have without somebody who gives it to them.
 _BY_THEMSELVES = _GIVEN - {GPU_PRESENT_LABEL} | {ARCHITECTURE_LABEL, OS_LABEL}
@@ -120,17 +107,11 @@ class Instance:
         if self.type.startswith(HYPERPOD):
             return {INSTANCE_TYPE_LABEL: self.type, HYPERPOD_HEALTH_LABEL: "Schedulable"}
         family, _, size = self.type.partition(".")
-        labels = {
-            INSTANCE_TYPE_LABEL: self.type,
-            INSTANCE_FAMILY_LABEL: family,
-            INSTANCE_SIZE_LABEL: size,
-            INSTANCE_CPU_LABEL: str(self.vcpu),
-            INSTANCE_MEMORY_LABEL: str(self.memory_mib),
-        }
+        facts = {"family": family, "size": size, "cpu": str(self.vcpu), "memory": str(self.memory_mib)}
         if self.accelerator.resource == ACCELERATORS[0]:
-            labels[INSTANCE_GPUS_LABEL] = "0" if self.has_part_of_gpu else str(self.accelerator.count)
-            labels[INSTANCE_GPU_MAKER_LABEL] = "nvidia"
-        return labels
+            count = 0 if self.has_part_of_gpu else self.accelerator.count
+            facts |= {"gpu-count": str(count), "gpu-manufacturer": "nvidia"}
+        return {INSTANCE_TYPE_LABEL: self.type, **{KARPENTER_INSTANCE + name: facts[name] for name in facts}}
 
     def allocatable(self, huge_pages: bool = False) -> dict[str, str]:
         """What a node of this type offers to pods, as Kubernetes quantities.
