@@ -3,55 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from bireme.core.findings import Finding
 from bireme.core.manifests import Manifest
 from bireme.plan.workloads import pod_templates
+from bireme.plan.workloads.model import spec_of
 
 # The keys by which the API server tells the items of a list apart, as the OpenAPI of Kubernetes has them:
 # x-kubernetes-list-map-keys, or the patch merge key of lists that have only that.
-_POD_LISTS: Mapping[str, tuple[str, ...]] = {
-    "containers": ("name",),
-    "initContainers": ("name",),
-    "ephemeralContainers": ("name",),
-    "volumes": ("name",),
-    "imagePullSecrets": ("name",),
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("containers", "initContainers", "ephemeralContainers", "volumes"), ("name",)),
+    **dict.fromkeys(("imagePullSecrets", "schedulingGates", "resourceClaims", "env"), ("name",)),
     "hostAliases": ("ip",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
-    "schedulingGates": ("name",),
-    "resourceClaims": ("name",),
-}
-_CONTAINER_LISTS: Mapping[str, tuple[str, ...]] = {
-    "env": ("name",),
     "ports": ("containerPort", "protocol"),
     "volumeMounts": ("mountPath",),
     "volumeDevices": ("devicePath",),
+    "volumeClaimTemplates": ("name",),
 }
 _DEFAULTS = {"protocol": "TCP"}
 
 
-def duplicates(manifest: Manifest) -> list[Finding]:
+def duplicates(manifest: Manifest) -> Iterator[Finding]:
     """Entries of one list that server-side apply cannot tell apart."""
-    found: list[Finding] = []
     for template in pod_templates(manifest):
         pod = template.get("spec") or {}
-        found += _repeated("pod", pod, _POD_LISTS)
+        yield from _repeated("pod", pod)
         for container in [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]:
-            found += _repeated(f"container {container.get('name')}", container, _CONTAINER_LISTS)
-    spec = manifest.get("spec")
-    if manifest.kind == "Service" and isinstance(spec, Mapping):
-        found += _repeated("service", spec, {"ports": ("port", "protocol")})
-        found += _same_names(spec.get("ports") or ())
-    if isinstance(spec, Mapping) and "volumeClaimTemplates" in spec:
-        claims = [claim.get("metadata") or {} for claim in spec.get("volumeClaimTemplates") or ()]
-        found += _repeated("spec", {"volumeClaimTemplates": claims}, {"volumeClaimTemplates": ("name",)})
-    return [replace(each, path=manifest.identity) for each in found]
+            yield from _repeated(f"container {container.get('name')}", container)
+    spec = spec_of(manifest)
+    if manifest.kind == "Service":
+        yield from _repeated("service", spec, {"ports": ("port", "protocol")})
+        yield from _same_names(spec.get("ports") or ())
+    claims = [claim.get("metadata") or {} for claim in spec.get("volumeClaimTemplates") or ()]
+    yield from _repeated("spec", {"volumeClaimTemplates": claims})
 
 
 def _repeated(
-    where: str, holder: Mapping[str, Any], lists: Mapping[str, tuple[str, ...]]
+    where: str, holder: Mapping[str, Any], lists: Mapping[str, tuple[str, ...]] = _KEYS
 ) -> Iterator[Finding]:
     for name, keys in lists.items():
         seen: set[tuple[Any, ...]] = set()
