@@ -135,7 +135,7 @@ def running(jobs: Iterable[Object], pods: Iterable[Object]) -> tuple[tuple[Runni
     by_owner: dict[str, list[Object]] = defaultdict(list)
     for pod in pods:
         for owner in pod["metadata"].get("ownerReferences") or ():
-            if not _has_ended(pod):
+            if not has_ended(pod):
                 by_owner[owner["uid"]].append(pod)
     found, sentences = [], []
     for job in jobs:
@@ -235,9 +235,9 @@ class _Planner:
         own = {pod["metadata"]["uid"]: job for job in self._world.jobs for pod in job.pods}
         going = {pod["metadata"]["uid"] for job in self._world.jobs for pod in job.leaving(0)}
         found = []
-        for pod in (each for each in self._world.pods if not _has_ended(each)):
+        for pod in (each for each in self._world.pods if not has_ended(each)):
             about, spec, demand = pod["metadata"], pod["spec"], _demand(pod["spec"])
-            node, stays = spec.get("nodeName", ""), not _goes(pod) and about["uid"] not in going
+            node, stays = spec.get("nodeName", ""), not goes(pod) and about["uid"] not in going
             if node in self._free:
                 self._free[node].take(demand)
                 if stays:
@@ -268,7 +268,7 @@ class _Planner:
         kept = {
             index(pod)
             for pod in job.pods
-            if not _goes(pod) and pod["spec"].get("nodeName") not in self._doomed and index(pod) < total
+            if not goes(pod) and pod["spec"].get("nodeName") not in self._doomed and index(pod) < total
         }
         return total - len(kept)
 
@@ -396,7 +396,7 @@ class _Planner:
         rooms: dict[str, Room] = {}
         for pod in given:
             node = pod["spec"].get("nodeName", "")
-            if node in self._there and not _goes(pod):
+            if node in self._there and not goes(pod):
                 if node not in rooms:
                     rooms[node] = copy.deepcopy(self._soon[node])
                 rooms[node].take(_demand(pod["spec"]), -1)
@@ -463,9 +463,11 @@ def index(pod: Object) -> int:
     return int((pod["metadata"].get("labels") or {}).get(JOB_INDEX_LABEL, -1))
 
 
-def _has_ended(pod: Object) -> bool:
+def has_ended(pod: Object) -> bool:
+    """Whether a pod has run to its end, well or not."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-def _goes(pod: Object) -> bool:
+def goes(pod: Object) -> bool:
+    """Whether a pod is being deleted."""
     return "deletionTimestamp" in pod["metadata"]

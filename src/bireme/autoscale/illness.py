@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
+from bireme.autoscale.cluster import Object, goes, has_ended
 from bireme.autoscale.events import record
 from bireme.clusters.api import Api, ApiError
 from bireme.core.labels import COMPONENT_LABEL, ILL_TAINT, JOB_INDEX_LABEL
 from bireme.plan.node_health import device_illness, illness
 from bireme.plan.scheduling import takes
-
-Object = Mapping[str, Any]
 
 # The pods of charts/training that train: those of the job charts, by the labels that their pods have.
 _WORKERS = (
@@ -21,6 +20,7 @@ _WORKERS = (
 _DRA = "/apis/resource.k8s.io"
 
 
+@dataclass(frozen=True)
 class IllNodes:
     """Marks the ill nodes of a cluster, and evicts the workers of Bireme's jobs from them.
 
@@ -28,30 +28,27 @@ class IllNodes:
     what happens, ``tell_once`` about what stays as it is. With ``dry_run`` nothing changes.
     """
 
-    def __init__(
-        self,
-        api: Api,
-        tell: Callable[[str], None],
-        tell_once: Callable[[str], None],
-        namespaces: Sequence[str],
-        dry_run: bool,
-    ) -> None:
-        self._api, self._tell, self._tell_once, self._dry_run = api, tell, tell_once, dry_run
-        self._namespaces = namespaces
+    api: Api
+    tell: Callable[[str], None]
+    tell_once: Callable[[str], None]
+    namespaces: Sequence[str]
+    dry_run: bool
 
     def once(self) -> None:
         """Look at all nodes and devices, and act, once. Raises ApiError."""
-        nodes = {each["metadata"]["name"]: self._marked(each) for each in self._api.items("/api/v1/nodes")}
+        nodes = {each["metadata"]["name"]: self._marked(each) for each in self.api.items("/api/v1/nodes")}
         ill = {name: sign for name, node in nodes.items() if (sign := illness(node))}
         claims = dict(self._ill_claims())
-        for pod in self._workers() if ill or claims else ():
+        if not ill and not claims:
+            return
+        for pod in self.api.among(self.namespaces, "/api/v1", "pods", labelSelector=_WORKERS):
             where = pod["spec"].get("nodeName", "")
             of_devices = (claims[each] for each in _claims(pod) if each in claims)
             why = ill.get(where) or next(of_devices, "")
-            if why and where in nodes:
+            if why and where in nodes and not has_ended(pod) and not goes(pod):
                 # A device that is ill takes no pod again, whatever its node does.
                 if where in ill and takes(nodes[where], pod["spec"]):
-                    self._tell_once(f"{_key(pod)} stays on {where}, to which it would come back: {why}")
+                    self.tell_once(f"{_key(pod)} stays on {where}, to which it would come back: {why}")
                 else:
                     self._evict(pod, why)
 
@@ -63,28 +60,22 @@ class IllNodes:
         wanted += [{"key": ILL_TAINT, "effect": "NoSchedule"}] if why else []
         if len(wanted) == len(taints):
             return node
-        self._tell(f"{name} is ill: {why}" if why else f"{name} is well again")
-        if self._dry_run:
+        self.tell(f"{name} is ill: {why}" if why else f"{name} is well again")
+        if self.dry_run:
             return {**node, "spec": {**node["spec"], "taints": wanted}}
         # The server refuses the patch of a node that has changed since it was read: the next look sees it.
         change = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
         with _unless_gone():
-            return self._api.patch(f"/api/v1/nodes/{name}", change | {"spec": {"taints": wanted}})
+            return self.api.patch(f"/api/v1/nodes/{name}", change | {"spec": {"taints": wanted}})
         return node
-
-    def _workers(self) -> Iterator[Object]:
-        for pod in self._api.among(self._namespaces, "/api/v1", "pods", labelSelector=_WORKERS):
-            has_ended = pod["status"].get("phase") in ("Succeeded", "Failed")
-            if not has_ended and "deletionTimestamp" not in pod["metadata"]:
-                yield pod
 
     def _ill_claims(self) -> Iterator[tuple[tuple[str, str], str]]:
         """The namespace and name of each claim that has an ill device, and why it is ill."""
         # None where the server does not have them.
-        slices = self._api.items(f"{_DRA}/v1/resourceslices", unless=(404,))
-        rules = self._api.items(f"{_DRA}/v1beta2/devicetaintrules", unless=(404,))
+        slices = self.api.items(f"{_DRA}/v1/resourceslices", unless=(404,))
+        rules = self.api.items(f"{_DRA}/v1beta2/devicetaintrules", unless=(404,))
         if rules or any("taints" in str(each["spec"].get("devices")) for each in slices):
-            for claim in self._api.items(f"{_DRA}/v1/resourceclaims", unless=(404,)):
+            for claim in self.api.items(f"{_DRA}/v1/resourceclaims", unless=(404,)):
                 if why := device_illness(claim, slices, rules):
                     yield (claim["metadata"]["namespace"], claim["metadata"]["name"]), why
 
@@ -92,8 +83,8 @@ class IllNodes:
         about, where = pod["metadata"], pod["spec"]["nodeName"]
         index = (about.get("labels") or {}).get(JOB_INDEX_LABEL, about["name"])
         said = f"worker {index} leaves {where}: {why}"
-        if self._dry_run:
-            self._tell(f"{_key(pod)}: {said}")
+        if self.dry_run:
+            self.tell(f"{_key(pod)}: {said}")
             return
         path = f"/api/v1/namespaces/{about['namespace']}/pods/{about['name']}/eviction"
         body = {
@@ -104,15 +95,15 @@ class IllNodes:
         }
         with _unless_gone():
             try:
-                self._api.create(path, body)
+                self.api.create(path, body)
             except ApiError as error:
                 if error.status not in (403, 429):
                     raise
-                self._tell_once(f"{_key(pod)} stays on {where}: {error}")
+                self.tell_once(f"{_key(pod)} stays on {where}: {error}")
                 return
-            self._tell(f"{_key(pod)}: {said}")
+            self.tell(f"{_key(pod)}: {said}")
             for owner in (each for each in about.get("ownerReferences") or () if each.get("controller")):
-                record(self._api, about["namespace"], owner, "LeavesIllNode", said)
+                record(self.api, about["namespace"], owner, "LeavesIllNode", said)
 
 
 @contextmanager
