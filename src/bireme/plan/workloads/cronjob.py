@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bireme.core.manifests import Manifest
+from bireme.core.manifests import Manifest, within
 from bireme.plan.instances import Instance
 from bireme.plan.workloads.model import WorkloadKind, WorkloadPlan, controller_of, role_of, spec_of, too_long
 
@@ -22,9 +22,7 @@ class CronJob(WorkloadKind):
     has_state = False
 
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
-        job = (spec_of(manifest).get("jobTemplate") or {}).get("spec") or {}
-        template = job.get("template")
-        return (template,) if isinstance(template, Mapping) and "spec" in template else ()
+        return super().pod_templates(Manifest(within(spec_of(manifest), "jobTemplate")))
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> WorkloadPlan:
         spec, templates = spec_of(manifest), self.pod_templates(manifest)

@@ -20,6 +20,7 @@ class Job(model.WorkloadKind):
     name = "Job"
     api_version = "batch/v1"
     suspension: ClassVar[Mapping[str, Any]] = {"suspend": True}
+    complete = "Complete"
     mutable = _COUNTS | {"activeDeadlineSeconds", "backoffLimit", "suspend", "ttlSecondsAfterFinished"}
 
     def plan(self, manifest: Manifest, instances: Mapping[str, Instance]) -> model.WorkloadPlan:
@@ -43,9 +44,6 @@ class Job(model.WorkloadKind):
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         index = pod["metadata"].get("labels", {}).get(JOB_INDEX_LABEL)
         return None if index is None else f"{workload}-{index}"
-
-    def state(self, live: Mapping[str, Any]) -> model.ObservedWorkload:
-        return model.ended(self, live, "Complete")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         status = live.get("status", {})

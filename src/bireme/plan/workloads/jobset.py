@@ -21,6 +21,7 @@ class JobSet(model.WorkloadKind):
     name = "JobSet"
     api_version = "jobset.x-k8s.io/v1alpha2"
     suspension: ClassVar[Mapping[str, Any]] = {"suspend": True}
+    complete = "Completed"
     mutable = frozenset({"suspend", "ttlSecondsAfterFinished"})
 
     def pod_templates(self, manifest: Manifest) -> tuple[Mapping[str, Any], ...]:
@@ -45,9 +46,6 @@ class JobSet(model.WorkloadKind):
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         found = pod["spec"].get("hostname")
         return None if found is None else str(found)
-
-    def state(self, live: Mapping[str, Any]) -> model.ObservedWorkload:
-        return model.ended(self, live, "Completed")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         counts = live.get("status", {}).get("replicatedJobsStatus") or ()

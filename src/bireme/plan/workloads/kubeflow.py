@@ -15,6 +15,7 @@ class KubeflowJob(model.WorkloadKind):
 
     replicas_field: str
     suspension: ClassVar[Mapping[str, Any]] = {"runPolicy": {"suspend": True}}
+    complete = "Succeeded"
     role_parts: ClassVar[Mapping[str, str]]
     """What people read about a changed template, by role: the operators only make pods that are missing."""
 
@@ -49,9 +50,6 @@ class KubeflowJob(model.WorkloadKind):
     def slot(self, pod: Mapping[str, Any], workload: str) -> str | None:
         # A pod that a Job in between makes has a generated name, but the operator's host name.
         return str(pod["spec"].get("hostname") or pod["metadata"]["name"])
-
-    def state(self, live: Mapping[str, Any]) -> model.ObservedWorkload:
-        return model.ended(self, live, "Succeeded")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         counts = live.get("status", {}).get("replicaStatuses") or {}

@@ -135,13 +135,15 @@ class WorkloadKind(Protocol):
     """All that the harness knows of one Kubernetes kind whose objects make pods.
 
     Subclasses override what differs from the defaults below: pods from ``spec.template`` that the object
-    controls itself, with names that Kubernetes generates, and a status that says nothing more.
+    controls itself, with names that Kubernetes generates, and the conditions of a job.
     """
 
     name: str
     api_version: str
     has_state: ClassVar[bool] = True
     """Whether `state` reads anything from the live object."""
+    complete: ClassVar[str] = ""
+    """The condition of a live job that is done."""
     installation: ClassVar[str] = "kubectl api-resources"
     """The command that gives a cluster the kind, or lists those that it has."""
     suspension: ClassVar[Mapping[str, Any] | None] = None
@@ -190,8 +192,12 @@ class WorkloadKind(Protocol):
         return None
 
     def state(self, live: Mapping[str, Any]) -> ObservedWorkload:
-        """What the status of the live object says."""
-        return ObservedWorkload(self.name, live["metadata"]["name"], "")
+        """What the status of the live object says: of a job, that it has failed or is done."""
+        name, true = live["metadata"]["name"], true_conditions(live)
+        # Since Kubernetes 1.31 SuccessCriteriaMet or FailureTarget comes before the end itself.
+        if "Failed" in true and self.complete not in true:
+            return ObservedWorkload(self.name, name, "Failed", true["Failed"])
+        return ObservedWorkload(self.name, name, "Complete" if self.complete in true else "")
 
     def is_stopped(self, live: Mapping[str, Any]) -> bool:
         """Whether a suspended live object's status counts no pods any more."""
@@ -331,15 +337,6 @@ def true_conditions(live: Mapping[str, Any]) -> Mapping[str, str]:
     """The conditions of a live object that are true: type → message."""
     conditions = (live.get("status") or {}).get("conditions") or ()
     return {each["type"]: each.get("message", "") for each in conditions if each["status"] == "True"}
-
-
-def ended(kind: WorkloadKind, live: Mapping[str, Any], complete: str) -> ObservedWorkload:
-    """What the conditions of a live job say: that it has failed, or is done by the one named ``complete``."""
-    name, true = live["metadata"]["name"], true_conditions(live)
-    # Since Kubernetes 1.31 SuccessCriteriaMet or FailureTarget comes before the end itself.
-    if "Failed" in true and complete not in true:
-        return ObservedWorkload(kind.name, name, "Failed", true["Failed"])
-    return ObservedWorkload(kind.name, name, "Complete" if complete in true else "")
 
 
 def too_long_names(length: int, names: str, what: str) -> str | None:
