@@ -17,7 +17,7 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -29,7 +29,7 @@ from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm.output import parse, sentences, split
 from bireme.helm.process import NoAnswer, RenderProcess
-from bireme.helm.values import ChartValues, SetFlags, printing_chart, printing_copy
+from bireme.helm.values import ChartValues, SetFlags, files_below, printing_chart, printing_copy
 from bireme.helm.yaml import as_json, json_number
 from bireme.tools import Toolbox
 
@@ -394,34 +394,22 @@ def tree_digest(chart: Path) -> str:
     if not (chart / "Chart.yaml").is_file():
         raise BiremeError(f"{chart} is not a chart: it has no Chart.yaml")
     digest = hashlib.sha256()
-    for file in _files(chart, frozenset()):
+    # Python writes bytecode at any time, and .helmignore leaves it out.
+    for file in filter(Path.is_file, files_below(chart, "__pycache__")):
+        if file.name == "Chart.yaml" and file.parent.parent.name == "charts" and file.parent != chart:
+            _refuse_twice(file.parent)
         name = file.relative_to(chart).as_posix().encode()
         content = hashlib.sha256(file.read_bytes()).digest()
         digest.update(len(name).to_bytes(4, "big") + name + content)
     return digest.hexdigest()
 
 
-def _files(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
-    real = folder.resolve()
-    if real in above:
-        raise BiremeError(f"{folder} links back to a folder it lies in: remove the link")
-    if folder.name == "charts":
-        _refuse_twice(folder)
-    for path in sorted(folder.iterdir()):
-        # Python writes bytecode at any time, and .helmignore leaves it out.
-        if path.is_dir() and path.name != "__pycache__":
-            yield from _files(path, above | {real})
-        elif path.is_file():
-            yield path
-
-
-def _refuse_twice(charts: Path) -> None:
+def _refuse_twice(dependency: Path) -> None:
     """Helm would render a packaged copy too, which nobody keeps up to date."""
-    folders = [path for path in sorted(charts.iterdir()) if (path / "Chart.yaml").is_file()]
-    for folder in folders:
-        for archive in sorted(charts.glob(f"{folder.name}-*.tgz")):
-            if re.fullmatch(r"v?\d.*", archive.name[len(folder.name) + 1 :]):
-                raise BiremeError(
-                    f"{charts} holds {folder.name} twice, as {folder.name} and as {archive.name}: "
-                    f"remove {archive.name} (helm dependency build leaves such copies)"
-                )
+    charts, name = dependency.parent, dependency.name
+    for archive in sorted(charts.glob(f"{name}-*.tgz")):
+        if re.fullmatch(r"v?\d.*", archive.name[len(name) + 1 :]):
+            raise BiremeError(
+                f"{charts} holds {name} twice, as {name} and as {archive.name}: "
+                f"remove {archive.name} (helm dependency build leaves such copies)"
+            )

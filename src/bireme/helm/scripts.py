@@ -8,11 +8,11 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from bireme.core.errors import BiremeError
-from bireme.helm.values import read_text
+from bireme.helm.values import files_below, read_text
 from bireme.helm.yaml import Values, merge
 
 _MOST_BYTES = 1_000_000
@@ -34,7 +34,7 @@ def packed(given: str) -> Values:
     if not path.is_dir() and path.suffix != ".py":
         raise BiremeError(f"--script {path}: it takes a .py file, a folder or git+URL; for others set args")
     sizes: dict[Path, int] = {}
-    for file in _files(path):
+    for file in files_below(path, r"\..*|__pycache__"):
         sizes[file] = file.stat().st_size
         if sum(sizes.values()) > _MOST_BYTES:
             break
@@ -90,18 +90,6 @@ def _content(file: Path) -> str | dict[str, str]:
     if all(each in "\t\n\r" or " " <= each < "\x7f" or each > "\x9f" for each in text):
         return text
     return {"base64": base64.b64encode(content).decode("ascii")}
-
-
-def _files(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    real = path.resolve()
-    if real in above:
-        raise BiremeError(f"--script: {path} links back to a folder it lies in; remove the link")
-    if not path.is_dir():
-        yield path
-    else:
-        for each in sorted(path.iterdir()):
-            if not each.name.startswith(".") and each.name != "__pycache__":
-                yield from _files(each, above | {real})
 
 
 def _cloned(given: str) -> Values:

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,22 @@ def _strip(chart: Path) -> None:
         archive.unlink()
     for dependency in chart.glob("charts/*/Chart.yaml"):
         _strip(dependency.parent)
+
+
+def files_below(path: Path, skipped: str, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
+    """All that is no folder in ``path`` and below it, or ``path`` itself. Links to folders are followed.
+
+    Names that match ``skipped`` are left out. Raises BiremeError for a link back.
+    """
+    if not path.is_dir():
+        yield path
+        return
+    real = path.resolve()
+    if real in above:
+        raise BiremeError(f"{path} links back to a folder it lies in: remove the link")
+    for each in sorted(path.iterdir()):
+        if not re.fullmatch(skipped, each.name):
+            yield from files_below(each, skipped, above | {real})
 
 
 def unpack(archive: Path, folder: Path) -> None:
