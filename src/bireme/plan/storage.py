@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bireme.core.manifests import Manifest, within
+from bireme.core.manifests import Manifest, read_as_kubernetes, within
 from bireme.core.plain import Plain
 from bireme.plan.workloads import kind_of
 from bireme.plan.workloads.model import spec_of
@@ -34,29 +34,26 @@ class Storage(Plain):
     driver: str = ""
 
 
-def storage_of(manifest: Manifest) -> Iterator[Storage]:
-    """The storage that one object is, or that its claim templates make; nothing for others."""
+def storage_of(manifest: Manifest) -> Sequence[Storage]:
+    """The storage that one object is, or that its claim templates make; nothing for others.
+
+    Raises BiremeError for an object that Kubernetes could not read.
+    """
     spec = spec_of(manifest)
-    if manifest.kind == CLASS:
-        yield Storage(CLASS, manifest.name, driver=str(manifest.get("provisioner") or ""))
-    elif manifest.kind == VOLUME:
-        driver = str(within(spec, "csi").get("driver") or "")
-        yield _sized(VOLUME, manifest.name, spec, within(spec, "capacity"), driver)
-    elif manifest.kind == CLAIM:
-        yield _claim(manifest.name, spec)
-    else:
+    with read_as_kubernetes(manifest):
+        if manifest.kind == CLASS:
+            return [Storage(CLASS, manifest.name, driver=str(manifest.get("provisioner") or ""))]
+        if manifest.kind in (VOLUME, CLAIM):
+            return [_sized(manifest.kind, manifest.name, spec)]
         kind = kind_of(manifest)
-        for name, claim in kind.claims(manifest).items() if kind else ():
-            yield _claim(name, claim)
+        claims = kind.claims(manifest) if kind else {}
+        return [_sized(CLAIM, name, claim) for name, claim in claims.items()]
 
 
-def _claim(name: str, spec: Mapping[str, Any]) -> Storage:
-    return _sized(CLAIM, name, spec, within(spec, "resources", "requests"))
-
-
-def _sized(
-    kind: str, name: str, spec: Mapping[str, Any], sizes: Mapping[str, Any], driver: str = ""
-) -> Storage:
+def _sized(kind: str, name: str, spec: Mapping[str, Any]) -> Storage:
+    sizes = within(spec, "capacity") if kind == VOLUME else within(spec, "resources", "requests")
     modes = tuple(str(mode) for mode in spec.get("accessModes") or ())
-    storage_class = str(spec.get("storageClassName") or "")
-    return Storage(kind, name, str(sizes.get("storage") or ""), modes, storage_class, driver)
+    storage_class, driver = spec.get("storageClassName"), within(spec, "csi").get("driver")
+    return Storage(
+        kind, name, str(sizes.get("storage") or ""), modes, str(storage_class or ""), str(driver or "")
+    )

@@ -106,7 +106,7 @@ def expand(
         efa=sum(pod.efa for pod in pods),
         nodes=dict(Counter(node.type for node in placement)),
     )
-    storage = tuple(each for manifest in lasting for each in _storage(manifest))
+    storage = tuple(each for manifest in lasting for each in storage_of(manifest))
     source = next(filter(None, map(_source, lasting)), "")
     advice = tuple(filter(None, (each.annotations.get(ADVICE_ANNOTATION) for each in lasting)))
     waits = queued(planned)
@@ -142,11 +142,6 @@ def _workload(
 def _source(manifest: Manifest) -> str:
     found = (Manifest(each).annotations.get(SOURCE_ANNOTATION) for each in pod_templates(manifest))
     return next((str(each) for each in found if each), "")
-
-
-def _storage(manifest: Manifest) -> Sequence[Storage]:
-    with read_as_kubernetes(manifest):
-        return tuple(storage_of(manifest))
 
 
 # --- pods on nodes ---
