@@ -47,21 +47,13 @@ def queued(planned: Iterable[tuple[Manifest, WorkloadPlan]]) -> tuple[Queued, ..
             found[workload.kind, workload.name].append((manifest.labels, workload))
         elif grouped:
             found[POD_GROUP, grouped[0][POD_GROUP_LABEL]].append((grouped[0], workload))
-    return tuple(_queued(kind, name, parts) for (kind, name), parts in found.items())
-
-
-def _queued(kind: str, name: str, parts: list[tuple[Mapping[str, str], WorkloadPlan]]) -> Queued:
-    labels = parts[0][0]
-    pods = [pod for _, workload in parts for pod in workload.pods]
-    return Queued(
-        kind,
-        name,
-        labels[QUEUE_LABEL],
-        labels.get(QUEUE_PRIORITY_LABEL, ""),
-        len(pods),
-        resource_sums(pods),
-        tuple(workload.name for _, workload in parts),
-    )
+    waits = []
+    for (kind, name), parts in found.items():
+        labels, pods = parts[0][0], [pod for _, workload in parts for pod in workload.pods]
+        queue, priority = labels[QUEUE_LABEL], labels.get(QUEUE_PRIORITY_LABEL, "")
+        members = tuple(workload.name for _, workload in parts)
+        waits.append(Queued(kind, name, queue, priority, len(pods), resource_sums(pods), members))
+    return tuple(waits)
 
 
 def resource_sums(pods: Iterable[PodPlan]) -> dict[str, str]:

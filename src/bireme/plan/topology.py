@@ -107,7 +107,9 @@ def expand(
         nodes=dict(Counter(node.type for node in placement)),
     )
     storage = tuple(each for manifest in lasting for each in storage_of(manifest))
-    source = next(filter(None, map(_source, lasting)), "")
+    templates = (Manifest(each) for manifest in lasting for each in pod_templates(manifest))
+    sources = (each.annotations.get(SOURCE_ANNOTATION) for each in templates)
+    source = str(next(filter(None, sources), ""))
     advice = tuple(filter(None, (each.annotations.get(ADVICE_ANNOTATION) for each in lasting)))
     waits = queued(planned)
     return Plan(release, namespace, workloads, totals, placement, storage, waits, source, advice, lasting)
@@ -137,11 +139,6 @@ def _workload(
         return planned
     low, high = bounds[item.kind, item.name]
     return replace(planned.sized(low, high), min_replicas=low, max_replicas=high, is_autoscaled=True)
-
-
-def _source(manifest: Manifest) -> str:
-    found = (Manifest(each).annotations.get(SOURCE_ANNOTATION) for each in pod_templates(manifest))
-    return next((str(each) for each in found if each), "")
 
 
 # --- pods on nodes ---
