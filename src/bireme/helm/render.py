@@ -29,7 +29,7 @@ from bireme.core.manifests import Manifest
 from bireme.core.paths import Paths
 from bireme.helm.output import parse, sentences, split
 from bireme.helm.process import NoAnswer, RenderProcess
-from bireme.helm.values import ChartValues, SetFlags, files_below, printing_chart, printing_copy
+from bireme.helm.values import ChartValues, SetFlags, files_below, printing_chart
 from bireme.helm.yaml import as_json, json_number
 from bireme.tools import Toolbox
 
@@ -183,10 +183,7 @@ class Renderer:
         """``request`` with its settings merged into its values by Helm. Raises RenderError if Helm fails."""
         if not request.settings.flags():
             return request
-        with tempfile.TemporaryDirectory() as folder:
-            chart = printing_chart(Path(folder) / "values")
-            printed = self._printed(replace(request, chart=chart))
-        return replace(request, values=printed["values"], settings=SetFlags())
+        return replace(request, values=self._printed(request, None)["values"], settings=SetFlags())
 
     def values(self, request: RenderRequest) -> ChartValues:
         """What the templates of ``request`` see as .Values, whether or not a schema or a rule refuses it.
@@ -195,10 +192,7 @@ class Renderer:
         together. Raises RenderError for values or a chart that Helm cannot read.
         """
         self._tree(request.chart)
-        with tempfile.TemporaryDirectory() as folder:
-            printed = self._printed(
-                replace(request, chart=printing_copy(request.chart, Path(folder) / "chart"))
-            )
+        printed = self._printed(request, request.chart)
         return ChartValues.printed(printed["values"], printed["schemas"])
 
     def text(self, request: RenderRequest) -> str:
@@ -294,8 +288,11 @@ class Renderer:
         except RenderError as error:
             return error
 
-    def _printed(self, request: RenderRequest) -> Mapping[str, Any]:
-        [(_, document)] = split(self.text(request))
+    def _printed(self, request: RenderRequest, chart: Path | None) -> Mapping[str, Any]:
+        """The values of ``request`` in ``chart``, or by themselves, and the schemas that are theirs."""
+        with tempfile.TemporaryDirectory() as folder:
+            printing = printing_chart(Path(folder) / "chart", chart)
+            [(_, document)] = split(self.text(replace(request, chart=printing)))
         return {key: _decoded(document[key]) for key in ("values", "schemas")}
 
     def _environment(self) -> dict[str, str]:

@@ -86,7 +86,7 @@ class ChartValues:
 
     @classmethod
     def printed(cls, values: Mapping[str, Any], schemas: Mapping[str, Any]) -> ChartValues:
-        """From what a chart of `printing_copy` printed. Raises BiremeError for a schema that is not JSON."""
+        """From what a chart of `printing_chart` printed. Raises BiremeError for a schema that is not JSON."""
         name, text = schemas["name"], schemas["schema"]
         try:
             schema = json.loads(text) if text else None
@@ -140,33 +140,25 @@ def read_text(file: Path, what: str) -> str:
         raise BiremeError(f"{what} {file} cannot be read: {error.strerror}") from error
 
 
-def printing_chart(folder: Path) -> Path:
-    """Make a chart in ``folder`` that has no values of its own and prints those it is given."""
-    folder.mkdir()
-    (folder / "Chart.yaml").write_text("{apiVersion: v2, name: values, version: 0.0.0}")
-    _print(folder)
-    return folder
+def printing_chart(folder: Path, chart: Path | None) -> Path:
+    """Make a chart in ``folder`` that only prints its values: a copy of ``chart``, or one without any.
 
-
-def printing_copy(chart: Path, folder: Path) -> Path:
-    """Copy ``chart`` to ``folder`` with one template, which prints its values, in place of all others.
-
-    Schemas get another name, so that Helm prints values that they refuse. Raises BiremeError for a dependency
-    that is not an archive.
+    Schemas of a copy get another name, so that Helm prints values that they refuse. Raises BiremeError for a
+    dependency that is not an archive.
     """
-    shutil.copytree(chart, folder, ignore=_only_templates_read)
-    _strip(folder)
-    _print(folder)
+    if chart:
+        shutil.copytree(chart, folder, ignore=_only_templates_read)
+        _strip(folder)
+    else:
+        folder.mkdir()
+        (folder / "Chart.yaml").write_text("{apiVersion: v2, name: values, version: 0.0.0}")
+    (folder / "templates").mkdir()
+    (folder / "templates" / "values.yaml").write_text(_PRINT)
     return folder
 
 
 def _only_templates_read(folder: str, names: Sequence[str]) -> set[str]:
     return {"templates", "files", "ci"} & set(names) if "Chart.yaml" in names else set()
-
-
-def _print(chart: Path) -> None:
-    (chart / "templates").mkdir()
-    (chart / "templates" / "values.yaml").write_text(_PRINT)
 
 
 def _strip(chart: Path) -> None:
