@@ -44,40 +44,31 @@ Version = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Packed:
-    """A chart as `make package` packs it: ``files`` by their names inside the chart's folder."""
+    """A chart as `make package` packs it: ``files`` by their names inside the chart's folder.
+
+    Of each Chart.yaml they have the fields, without versions and the list of changes.
+    """
 
     name: str
     version: Version
-    files: Mapping[str, bytes]
+    files: Mapping[str, Any]
 
     @classmethod
     def read(cls, toolbox: Toolbox, chart: Path) -> Packed:
         """Pack the chart in the folder ``chart``."""
         with tempfile.TemporaryDirectory() as scratch:
             packed = contents(pack_chart(toolbox, chart, Path(scratch), 0))
-        files = {name.partition("/")[2]: content for name, content in packed.items()}
-        about = yaml.safe_load(files["Chart.yaml"])
+        about = yaml.safe_load(packed[f"{chart.name}/Chart.yaml"])
+        files = {
+            name.partition("/")[2]: _without_versions(content) if name.endswith("Chart.yaml") else content
+            for name, content in packed.items()
+        }
         return cls(about["name"], version_of(about["version"]), files)
 
     @property
-    def schema(self) -> bytes:
-        """The schema of its values; empty for a chart without."""
-        return self.files.get("values.schema.json", b"")
-
-    @property
-    def runtime(self) -> Mapping[str, bytes]:
+    def runtime(self) -> Mapping[str, Any]:
         """The files of the runtime that the chart carries."""
         return {name: each for name, each in self.files.items() if name.startswith(RUNTIME_IN_CHART)}
-
-    def differs(self, other: Packed) -> bool:
-        """Whether more than versions and the list of changes differ."""
-        return self._essence() != other._essence()
-
-    def _essence(self) -> dict[str, Any]:
-        return {
-            name: _without_versions(content) if name.endswith("Chart.yaml") else content
-            for name, content in self.files.items()
-        }
 
 
 def _without_versions(description: bytes) -> dict[str, Any]:
@@ -104,7 +95,8 @@ def dotted(version: Version) -> str:
 def next_version(current: Version, old: Packed, new: Packed) -> Version:
     """The version that follows ``current`` for what changed from ``old`` to ``new``."""
     major, minor, patch = current
-    return (major, minor, patch + 1) if old.schema == new.schema else (major, minor + 1, 0)
+    before, after = (each.files.get("values.schema.json") for each in (old, new))
+    return (major, minor, patch + 1) if before == after else (major, minor + 1, 0)
 
 
 class NoHistory(BiremeError):
@@ -154,7 +146,7 @@ class Tree:
     @property
     def changed(self) -> tuple[tuple[Packed, Packed], ...]:
         """The released charts that differ now, as they were and as they are."""
-        return tuple((old, new) for old, new in self.pairs if old and new.differs(old))
+        return tuple((old, new) for old, new in self.pairs if old and new.files != old.files)
 
     @property
     def runtime_changed(self) -> bool:
@@ -185,7 +177,7 @@ def raise_versions(tree: Tree) -> Version:
         _rewrite(tree.root / name, r'^(__version__|version) = ".*"$', rf'\1 = "{version}"')
         if name.endswith("METADATA"):
             _rewrite(tree.root / name, r"^Version: .*$", f"Version: {version}")
-    raised = {new.name for old, new in tree.pairs if not old or new.differs(old)}
+    raised = {new.name for old, new in tree.pairs if not old or new.files != old.files}
     for name in raised:
         _rewrite(tree.root / f"charts/{name}/Chart.yaml", r"^version: .*$", f"version: {version}")
     for file in sorted(tree.root.glob("charts/*/Chart.yaml")):
