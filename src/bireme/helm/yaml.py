@@ -226,7 +226,8 @@ def _scalar(text: str) -> Any:
 
 
 def _integer(digits: str) -> int | None:
-    if not _BASED.fullmatch(digits):
+    # Longer ones are too large, and Python refuses to read them.
+    if len(digits) > 4000 or not _BASED.fullmatch(digits):
         return None
     # Python wants 0o755 where Go takes 0755 too.
     value = int(re.sub(r"^([+-]?)0(?=\d)", r"\g<1>0o", digits), 0)
