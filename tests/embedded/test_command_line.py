@@ -80,7 +80,7 @@ def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("document", ["queues.md", "gitops.md", "elasticity.md"])
+@pytest.mark.parametrize("document", ["queues.md", "gitops.md", "elasticity.md", "troubleshooting.md"])
 def test_a_document_can_be_followed_line_by_line(
     document: str, tmp_path: Path, bireme_paths: Paths, toolbox: Toolbox
 ) -> None:

@@ -15,12 +15,23 @@ from bireme.cli import cli
 from bireme.core.errors import BiremeError
 from bireme.helm.values import read_file
 
+ROOT = Path(__file__).parents[2]
+
 
 def refused(*words: str) -> str:
     done = CliRunner().invoke(cli, list(words), env={"COLUMNS": "500"})
     assert done.exit_code == 1
     assert isinstance(done.exception, BiremeError | SystemExit), done.exception
     return str(done.exception) if isinstance(done.exception, BiremeError) else done.stdout.strip()
+
+
+def test_what_troubleshooting_quotes_is_said_in_these_words() -> None:
+    page = (ROOT / "docs/troubleshooting.md").read_text().partition("## Pods stay Pending")[0]
+    quotes = re.findall(r"^\| `(.+?)`.* \|", page, re.MULTILINE)
+    files = [*ROOT.glob("src/bireme/**/*.py"), *ROOT.glob("charts/*/templates/*")]
+    said = "".join(file.read_text() for file in files if file.is_file())
+    assert quotes
+    assert [each for each in quotes if not all(part in said for part in each.split("…"))] == []
 
 
 @pytest.mark.parametrize(
