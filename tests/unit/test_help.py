@@ -48,6 +48,19 @@ def test_the_line_of_the_documents_completes_in_bash(tmp_path: Path) -> None:
     assert output(["bash", "-ec", f"{line}\n{typed}"], tmp_path) == "uninstall\n"
 
 
+def test_the_lines_of_the_documents_complete_in_zsh(tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs/commands.md").read_text()
+    asked = re.search(
+        r'`autoload -Uz compinit && compinit` and then `eval "\$\((\w+)=(\w+) bireme\)"`', document
+    )
+    assert asked, "the function of compinit comes first"
+    lines = output([str(BIREME)], tmp_path, **{asked[1]: asked[2]})
+    assert "compdef _bireme_completion bireme" in lines
+    assert "_BIREME_COMPLETE=zsh_complete bireme" in lines
+    typed = {"_BIREME_COMPLETE": "zsh_complete", "COMP_WORDS": "bireme unin", "COMP_CWORD": "1"}
+    assert output([str(BIREME)], tmp_path, **typed).splitlines()[:2] == ["plain", "uninstall"]
+
+
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
