@@ -21,7 +21,7 @@ from bireme.helm import Renderer, RenderRequest
 from bireme.plan.instances import load_instances
 from bireme.provision.costs import estimate, load_prices
 from bireme.provision.eksctl import cluster_config
-from bireme.provision.groups import Fleet
+from bireme.provision.groups import Fleet, Group
 from bireme.tools import Toolbox
 from tests.eks.conftest import ROOT, Terraform
 from tests.support import stand_ins
@@ -58,41 +58,46 @@ def test_the_configuration_is_formatted_and_valid(terraform: Terraform) -> None:
 
 
 def test_each_group_is_that_of_eksctl(states: Mapping[str, Mapping[str, Any]]) -> None:
+    (cluster,) = resources(states["everything"], "aws_eks_cluster").values()
+    assert cluster["upgrade_policy"] == [{"support_type": "STANDARD"}]
+    assert "eks-node-monitoring-agent" in resources(states["everything"], "aws_eks_addon")
     for group in FLEET.groups:
         check_group(states["everything"], group)
 
 
-def check_group(state: Mapping[str, Any], group: Any) -> None:
-    made = resources(state, "aws_eks_node_group")["" if group.name == "cpu" else group.name]
-    assert made["node_group_name"] == group.name
+def check_group(state: Mapping[str, Any], group: Group) -> None:
+    wanted, name = group.instance, group.instance.node_name
+    made = resources(state, "aws_eks_node_group")["" if name == "cpu" else name]
+    assert made["node_group_name"] == name
     assert made["labels"] == group.labels
-    assert ("ARM_64" in made["ami_type"]) == (group.architecture == "arm64")
+    assert ("ARM_64" in made["ami_type"]) == (wanted.architecture == "arm64")
     taints = [{"key": each["key"], "value": each["value"]} for each in made["taint"]]
-    assert taints == [{"key": each["key"], "value": each["value"]} for each in group.taints]
+    assert taints == [{"key": each["key"], "value": each["value"]} for each in wanted.taints]
     assert [each["effect"] for each in made["taint"]] == ["NO_SCHEDULE"] * len(taints)
     assert made["scaling_config"][0]["max_size"] == group.count
-    assert made["node_repair_config"] == ([] if group.name == "cpu" else [{"enabled": True}])
-    if group.name == "cpu":
-        assert made["instance_types"] == [group.instance_type]
+    assert made["node_repair_config"] == ([] if name == "cpu" else [{"enabled": True}])
+    if name == "cpu":
+        assert made["instance_types"] == [wanted.type]
         return
-    template = resources(state, "aws_launch_template")[group.name]
-    assert template["instance_type"] == group.instance_type
+    template = resources(state, "aws_launch_template")[name]
+    assert template["instance_type"] == wanted.type
     interfaces = template["network_interfaces"]
     with_efa = [each for each in interfaces if each["interface_type"] in ("efa", "efa-only")]
-    assert len(with_efa) == group.efa
+    assert len(with_efa) == wanted.efa
     assert [each["network_card_index"] for each in interfaces] == list(range(len(interfaces)))
     assert [each["interface_type"] for each in interfaces[:1]] in ([], ["efa"], ["interface"])
-    assert (group.name in resources(state, "aws_placement_group")) == bool(group.efa)
+    assert (name in resources(state, "aws_placement_group")) == bool(wanted.efa)
     assert len(made["subnet_ids"]) == 1
-    assert template["metadata_options"][0]["http_tokens"] == "required"
+    options = template["metadata_options"][0]
+    assert (options["http_tokens"], options["http_put_response_hop_limit"]) == ("required", 1)
     script, config = parts(template)
     assert script.startswith("#!/bin/bash")
     assert (group.boot_script or "") in script
-    assert ("nr_hugepages" in script) == bool(group.huge_pages_mib)
-    (of_eksctl,) = cluster_config(replace(FLEET, nodes={group.instance_type: 3}), "1.35")["managedNodeGroups"]
+    assert ("nr_hugepages" in script) == bool(wanted.huge_pages_mib)
+    (of_eksctl,) = cluster_config(replace(FLEET, nodes={wanted.type: 3}), "1.35")["managedNodeGroups"]
     assert config == yaml.safe_load(of_eksctl["overrideBootstrapCommand"])
     assert config["spec"]["featureGates"] == {"FastImagePull": True}
-    assert ("localStorage" in str(config)) == group.has_nvme
+    assert ("localStorage" in str(config)) == bool(wanted.nvme_gb)
 
 
 def test_one_card_of_p6_b300_has_no_efa(states: Mapping[str, Mapping[str, Any]]) -> None:
