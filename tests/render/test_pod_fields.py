@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.support.rendered import RenderChart, container_of, pod_of, the, trainer_of
+from tests.support.documents import ROOT
+from tests.support.rendered import RenderChart, container_of, job_of, pod_of, the, trainer_of
 
 JOBS = ["torch-elastic", "mpi-training", "paddle"]
 
 
-GPUS = {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 8}}]}
+GPUS = {
+    "requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 8}}],
+    "constraints": [{"requests": ["gpu"], "matchAttribute": "example.com/switch"}],
+}
 
 
 @pytest.mark.parametrize("chart", JOBS)
@@ -40,6 +45,27 @@ def test_other_devices_are_another_template_because_one_cannot_change(render: Re
     values = [{"pod": {"resourceClaimTemplates": {"gpu": each}}} for each in (GPUS, four)]
     made = [the(render("torch-elastic", values=each), "ResourceClaimTemplate").name for each in values]
     assert made[0] != made[1]
+
+
+def test_the_values_of_the_document_claim_gpus_and_the_channels_of_an_nvlink_domain(
+    render: RenderChart,
+) -> None:
+    fences = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/dra.md").read_text(), re.MULTILINE | re.DOTALL)
+    gpus, channels = (
+        render("torch-elastic", release="train", values={**yaml.safe_load(each), "script": "print(1)"})
+        for each in fences
+    )
+    limits = trainer_of(gpus)["resources"]["limits"]
+    assert not {"nvidia.com/gpu", "vpc.amazonaws.com/efa"} & limits.keys()
+    (request,) = the(gpus, "ResourceClaimTemplate").thaw()["spec"]["spec"]["devices"]["requests"]
+    assert request["exactly"] == {"deviceClassName": "gpu.nvidia.com", "count": 8}
+    domain, pod = the(channels, "ComputeDomain", "train").thaw(), pod_of(channels)
+    made = domain["spec"]["channel"]["resourceClaimTemplate"]["name"]
+    assert pod["resourceClaims"] == [{"name": "imex", "resourceClaimTemplateName": made}]
+    assert container_of(pod, "trainer")["resources"]["claims"] == [{"name": "imex"}]
+    (near,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = job_of(channels)["spec"]["template"]["metadata"]["labels"]
+    assert near["labelSelector"]["matchLabels"].items() <= labels.items()
 
 
 def as_the_kubelet_expands(variables: list[dict[str, Any]]) -> dict[str, str]:

@@ -42,3 +42,6 @@ def test_the_values_for_nvidias_device_plugin_select_each_node_with_its_gpus(bir
     wanted = {name for name in TYPES if facts[name].accelerator.resource == "nvidia.com/gpu"}
     assert {name for name in expression["values"] if not name.startswith("ml.")} == wanted
     assert given["tolerations"] == [{"operator": "Exists"}]
+    # docs/gpu.md says why these and no others: no time slicing, and a node whose driver is broken fails.
+    assert given.keys() == {"affinity", "tolerations", "migStrategy"}
+    assert given["migStrategy"] == "none"

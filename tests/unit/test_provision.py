@@ -53,6 +53,8 @@ def check_nodes_of_eksctl(instances: Mapping[str, Instance], name: str) -> None:
     assert group.get("efaEnabled", False) == ("vpc.amazonaws.com/efa" in capacity)
     pages = int(capacity.get("hugepages-2Mi", "0Mi").removesuffix("Mi")) // 2
     scripts = group.get("preBootstrapCommands", [])
+    assert (group["privateNetworking"], group["disablePodIMDS"]) == (True, True)
+    assert {"name": "eks-node-monitoring-agent"} in config["addons"]
     assert [f"vm.nr_hugepages={pages} " in script for script in scripts] == [True] * bool(pages)
     assert ["LimitMEMLOCK=infinity" in script for script in scripts] == [True] * bool(pages)
     # eksctl refuses nodes with EFA in several zones, and a placement group would have one only.
@@ -90,6 +92,8 @@ def check_node_pool(instances: Mapping[str, Instance], name: str) -> None:
     assert (required["kubernetes.io/arch"] == ["arm64"]) == name.startswith("g5g.")
     assert template["metadata"]["labels"] == group["labels"]
     assert template["spec"]["taints"] == group["taints"]
+    assert pool["spec"]["disruption"]["consolidateAfter"] == "5m"
+    assert node_class["spec"]["metadataOptions"] == {"httpTokens": "required", "httpPutResponseHopLimit": 1}
     tags = [each["tags"] for each in node_class["spec"]["securityGroupSelectorTerms"]]
     assert {"aws:eks:cluster-name": "training"} in tags
     assert {"karpenter.sh/discovery": "training"} in tags
@@ -250,10 +254,13 @@ def test_options_that_cannot_work_are_refused(command: str, options: list[str], 
     assert words in str(done.exception)
 
 
-def test_nodes_of_karpenter_may_be_in_one_zone_as_those_of_a_reservation_are() -> None:
-    done = CliRunner().invoke(cli, ["karpenter", "--nodes", "p5.48xlarge=2", "--zones", "us-west-2a"])
+def test_nodes_of_karpenter_have_the_role_that_is_named_and_may_be_in_one_zone() -> None:
+    """Those of a reservation are in one zone."""
+    options = ["--nodes", "p5.48xlarge=2", "--zones", "us-west-2a", "--role", "workers"]
+    done = CliRunner().invoke(cli, ["karpenter", *options])
     assert done.exit_code == 0, done.output
-    (pool,) = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "NodePool"]
+    node_class, pool, _ = yaml.safe_load_all(done.stdout)
+    assert node_class["spec"]["role"] == "workers"
     wanted = {each["key"]: each["values"] for each in pool["spec"]["template"]["spec"]["requirements"]}
     assert wanted["topology.kubernetes.io/zone"] == ["us-west-2a"]
 
