@@ -19,6 +19,7 @@ from bireme.check.upgrades import Upgrades, UpgradeVerdict
 from bireme.cli import cli
 from bireme.clusters.api import ApiError
 from bireme.clusters.base import Cluster
+from bireme.clusters.embedded import EmbeddedProvider
 from bireme.core.paths import Paths
 from bireme.helm import Charts, Renderer
 from bireme.live.release import Release, Releases
@@ -227,11 +228,35 @@ spec: {size: %s}
 
 
 def test_what_a_release_leaves_is_not_in_the_way_of_the_next(verdict: Ask, chart: Chart) -> None:
+    """Nor is what it keeps, and it is told where Helm cannot roll back."""
     # As argo-workflows and keda have them. A namespace takes seconds to go.
-    before = KEPT + "{apiVersion: v1, kind: Namespace, metadata: {name: beside}}\n---\n"
-    found = [verdict(chart("1.0.0", before), chart("2.0.0", before, tag="2")) for _ in range(2)]
+    before = "{apiVersion: v1, kind: Namespace, metadata: {name: beside}}\n---\n"
+    sealed = "{apiVersion: v1, kind: ConfigMap, metadata: {name: sealed}, immutable: %s}\n---\n"
+    old = chart("1.0.0", KEPT + before + sealed % "false")
+    new = chart("2.0.0", before + sealed % "true", tag="2")
+    found = [verdict(old, new) for _ in range(2)]
     assert [(each.untried, each.refusal) for each in found] == [("", "")] * 2
     assert told(found[1])["Deployment/web"] == "restarts pods"
+    assert told(found[1])["CustomResourceDefinition/kepts.example.com"] == "kept"
+    [finding] = found[1].findings()
+    assert (finding.rule, finding.severity) == ("rollback", "warning")
+    assert "field is immutable when `immutable` is set" in finding.sentence
+
+
+def test_the_command_has_a_cluster_of_its_own_for_installs_and_upgrades(
+    cluster: Cluster, chart: Chart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it is given that of the tests in place of one that it starts."""
+    started = {}
+    monkeypatch.setattr(EmbeddedProvider, "up", lambda _, name, nodes: started.setdefault(name, cluster))
+    monkeypatch.setattr(EmbeddedProvider, "down", lambda _, name: started.pop(name) is cluster)
+    bad = chart("1.0.0", "{apiVersion: v1, kind: ConfigMap, metadata: {name: Bad_}}\n---\n")
+    for options, rule in ((["--install"], "install"), (["--from", str(chart("2.0.0"))], "upgrade")):
+        done = CliRunner().invoke(cli, ["check", str(bad), *options, "-o", "json"])
+        told = {each["rule"]: each["sentence"] for each in json.loads(done.stdout)["findings"]}
+        assert (told[rule].startswith(f"the {rule} "), "Bad_" in told[rule], started) == (True, True, {})
+    done = CliRunner().invoke(cli, ["check", str(bad), "--from", "oci://127.0.0.1:9/charts/shop:1.0.0"])
+    assert str(done.exception).startswith("oci://127.0.0.1:9/charts/shop:1.0.0 cannot be pulled: ")
 
 
 @contextmanager
