@@ -84,10 +84,11 @@ def test_each_command_of_docs_charts_installs_its_chart(shell: Shell) -> None:
 def test_a_document_can_be_followed_line_by_line(
     document: str, tmp_path: Path, bireme_paths: Paths, toolbox: Toolbox
 ) -> None:
-    session = blocks(ROOT / "docs" / document)[0]
+    newcomer = Newcomer(ROOT, tmp_path / "home", bireme_paths)
     programs = [Path(sys.executable).parent, toolbox.path("helm").parent, toolbox.path("kubectl").parent]
-    printed = Newcomer(ROOT, tmp_path / "home", bireme_paths).pastes(session, *programs)
-    assert session.missing(printed) == [], printed
+    for session in blocks(ROOT / "docs" / document):
+        printed = newcomer.pastes(session, *programs)
+        assert session.missing(printed) == [], printed
 
 
 def test_docs_charts_names_every_chart() -> None:

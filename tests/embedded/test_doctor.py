@@ -553,8 +553,8 @@ def test_a_release_that_helm_did_not_finish(status: str, bireme_paths: Paths) ->
     assert finding.sentence == f"Helm left the release job as {status}"
 
 
-def test_the_command_prints_findings_as_json_and_ends_with_1(
-    cluster: EmbeddedCluster, namespace: str, bireme_paths: Any
+def test_the_command_prints_findings_as_json_ends_with_1_and_changes_nothing(
+    cluster: EmbeddedCluster, namespace: str, bireme_paths: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["-f", "p4d.24xlarge", "-f", "imagenet-efa", "-n", namespace, "-o", "json"]
     chart = str(bireme_paths.charts / "torch-elastic")
@@ -570,6 +570,16 @@ def test_the_command_prints_findings_as_json_and_ends_with_1(
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["findings"] == notes
     assert {(each["rule"], each["severity"]) for each in notes} == {("images", "note"), ("network", "note")}
+    asked, create = set(), Api.create
+
+    def noted(api: Api, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
+        asked.add(path if "dryRun" not in query else "dry run")
+        return create(api, path, body, **query)
+
+    monkeypatch.setattr(Api, "create", noted)
+    for verb in ("replace", "patch", "delete"):
+        monkeypatch.delattr(Api, verb)
     said = CliRunner().invoke(cli, [*command, "-o", "text"]).stderr.splitlines()[0]
+    assert asked == {"dry run", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"}, "changes nothing"
     assert said.startswith(f"doctor of chart {chart}: context ")
     assert "; looks at version, nodes, storage, drivers, kinds, references, policies, queues" in said

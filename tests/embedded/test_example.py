@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bireme.clusters.base import Cluster
 from bireme.core.paths import Paths
 from bireme.tools import Toolbox
 from tests.unit.test_pytest_plugin import WEB, snippets
@@ -20,6 +21,27 @@ from pathlib import Path
 def test_it(cluster, worker_id):
     assert cluster.api.get("/version")["gitVersion"]
     Path(os.environ["REPORTS"], worker_id).write_text(cluster.name)
+"""
+
+
+INSTALLS = """
+import pytest
+
+NOWHERE = {"where": {"no": "node"}}
+
+def test_a_pod_that_does_not_come_fails_the_test(chart, cluster):
+    with pytest.raises(pytest.fail.Exception, match="gone-web-0 is Pending: "):
+        cluster.install(chart, NOWHERE, name="gone", timeout=2)
+
+def test_what_a_test_installed_is_removed_after_it(chart, cluster):
+    there = cluster.api.items("/apis/apps/v1/deployments")
+    assert "gone-web" not in [each["metadata"]["name"] for each in there]
+    release = cluster.install(chart, name="shop")
+    assert release.namespace != "default"
+    assert release.objects("services")[0].spec.clusterIP
+    assert release.changes({"replicas": 4}).sentences() == ["Deployment/shop-web: scale in place 1 \u2192 4"]
+    with pytest.raises(pytest.fail.Exception, match="shop-web-0 selects nodes by no=nothing"):
+        release.upgrade(NOWHERE, timeout=2)
 """
 
 
@@ -40,16 +62,22 @@ def pytest_run(paths: Paths, toolbox: Toolbox, *arguments: str, **env: str) -> s
 
 
 def test_teams_test_their_own_charts_with_the_fixtures(
-    bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
+    cluster: Cluster, bireme_paths: Paths, toolbox: Toolbox, tmp_path: Path
 ) -> None:
-    """One team has tests/example, the other a chart of another kind and the upgrade of docs/check.md."""
+    """One team has tests/example, the other a chart of another kind and the upgrade of docs/check.md.
+
+    Their cluster is one that exists.
+    """
     (tmp_path / "templates").mkdir()
     (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: web, version: 0.1.0}")
-    (tmp_path / "values.yaml").write_text("{replicas: 1, internal: false}")
-    (tmp_path / "templates/web.yaml").write_text(WEB)
+    (tmp_path / "values.yaml").write_text("{replicas: 1, internal: false, where: {}}")
+    placed = WEB.replace("spec: {containers", "spec: {nodeSelector: {{ toJson .Values.where }}, containers")
+    (tmp_path / "templates/web.yaml").write_text(placed)
     (tmp_path / "test_upgrade.py").write_text(snippets()[1])
+    (tmp_path / "test_installs.py").write_text(INSTALLS)
     options = ["-q", "--rootdir", str(bireme_paths.root), "-c", "pyproject.toml"]
-    assert "4 passed" in pytest_run(bireme_paths, toolbox, *options, "tests/example", str(tmp_path))
+    options += ["--cluster-type=existing", f"--kubeconfig={cluster.kubeconfig}"]
+    assert "6 passed" in pytest_run(bireme_paths, toolbox, *options, "tests/example", str(tmp_path))
 
 
 @pytest.mark.whole

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from bireme.cli import cli
@@ -106,6 +107,11 @@ def test_an_upgrade_that_does_not_fit_and_a_diff_with_changes_exit_with_1(releas
     assert ran(f"diff {job.name} torch-elastic") == (0, "nothing changes\n")
     code, shown = ran(f"diff {job.name} torch-elastic --set workers=40")
     assert (code, {"-  parallelism: 1", "+  parallelism: 40"} <= set(shown.splitlines())) == (1, True), shown
+    code, exported = ran(f"export torch-elastic {job.name} --as Job")
+    (kept,) = [each for each in yaml.safe_load_all(exported) if each["kind"] == "Job"]
+    (container,) = kept["spec"]["template"]["spec"]["containers"]
+    gpus = container["resources"]["limits"]["nvidia.com/gpu"]
+    assert (code, kept["spec"]["parallelism"], gpus) == (0, 1, "8")
     code, told = ran(f"install torch-elastic {job.name} --set workers=40 -o json --timeout 5")
     assert (code, '"category": "pending"' in told, "Insufficient" in told) == (1, True, True), told
 
