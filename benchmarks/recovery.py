@@ -248,7 +248,7 @@ def _measure_all(stage: Stage, repeats: int, stock: bool) -> tuple[dict[Loss, li
     return found, loads
 
 
-def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) -> dict[str, Any]:
+def report_of(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) -> dict[str, Any]:
     """Median and spread of each loss, and the ratio of stock torchrun to `bireme-etcd`."""
     rows: list[dict[str, Any]] = []
     for loss, each in found.items():
@@ -272,6 +272,11 @@ def _report(found: Mapping[Loss, Sequence[Recovery]], loads: Sequence[float]) ->
         "loadAverage": Spread.of(loads, 0),
         "losses": rows,
     }
+
+
+def missed(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The losses whose median is above the aim."""
+    return [row for row in report["losses"] if row.get("aim") and row["worldSeconds"].median > row["aim"]]
 
 
 def _table(report: Mapping[str, Any]) -> Table:
@@ -308,13 +313,12 @@ def main(repeats: int, stock: bool, output: str) -> None:
             results = _measure_all(stage, repeats, stock)
         finally:
             provider.down(name)
-    report = _report(*results)
+    report = report_of(*results)
     if output == "json":
         print(json.dumps(report, indent=2, default=vars))
     else:
         Console().print(_table(report))
-    missed = [row for row in report["losses"] if row.get("aim") and row["worldSeconds"].median > row["aim"]]
-    sys.exit(bool(missed))
+    sys.exit(bool(missed(report)))
 
 
 if __name__ == "__main__":

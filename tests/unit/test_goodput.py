@@ -1,7 +1,8 @@
-"""The pure part of benchmarks/goodput.py: the faults of a seed, and what the steps of a run are worth."""
+"""The pure parts of benchmarks: the faults of a seed, what steps are worth, and what recovery misses."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from goodput import Fault, account, fault_list, longest_pause
+from recovery import BIREME, DELETE, KILL_AGENT, Recovery, missed, report_of
 
 
 def steps(*made: tuple[float, int], world: int = 3) -> list[dict[str, Any]]:
@@ -67,3 +69,17 @@ def test_a_pause_lasts_until_a_step_that_is_new() -> None:
     made = steps((1, 1), (2, 2), (3, 3), (10, 2), (11, 3), (12, 4), (13, 5))
     assert longest_pause(made, 2.5, 13) == 9
     assert longest_pause(made, 2.5, 40) == 27
+
+
+def test_recovery_fails_above_the_seconds_of_the_document() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs/measured.md").read_text().split())
+    limits = re.search(
+        r"than ([\d.]+) s to a new world after a deleted pod, or ([\d.]+) s after SIGKILL of", page
+    )
+    assert limits
+    for event, seconds in zip((DELETE, KILL_AGENT), map(float, limits.groups()), strict=True):
+        losses = [loss for loss in BIREME if loss.event == event]
+        assert len(losses) == 3
+        for world, too_long in ((seconds, 0), (seconds + 0.1, 3)):
+            found = {loss: [Recovery(world, 100, 1)] for loss in losses}
+            assert len(missed(report_of(found, [1.0]))) == too_long
