@@ -52,6 +52,10 @@ def test_a_cluster_of_fake_nodes_has_a_tainted_control_plane_and_leaves_nothing(
     assert [(taint["key"], taint["effect"]) for taint in taints] == [
         ("node-role.kubernetes.io/control-plane", "NoSchedule")
     ]
+    container = {"name": "main", "image": "example.com/there-is-none:1"}
+    pod = {"metadata": {"name": "a"}, "spec": {"nodeName": "p4d-24xlarge-0", "containers": [container]}}
+    cluster.api.create("/api/v1/namespaces/default/pods", pod)
+    until(lambda: cluster.api.get("/api/v1/namespaces/default/pods/a")["status"]["phase"] == "Running")
     with pytest.raises(BiremeError, match="is there already"):
         clusters.up(name)
     assert clusters.down(name)
