@@ -247,7 +247,7 @@ def test_the_command_has_a_cluster_of_its_own_for_installs_and_upgrades(
     cluster: Cluster, chart: Chart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here it is given that of the tests in place of one that it starts."""
-    started = {}
+    started: dict[str, Cluster] = {}
     monkeypatch.setattr(EmbeddedProvider, "up", lambda _, name, nodes: started.setdefault(name, cluster))
     monkeypatch.setattr(EmbeddedProvider, "down", lambda _, name: started.pop(name) is cluster)
     bad = chart("1.0.0", "{apiVersion: v1, kind: ConfigMap, metadata: {name: Bad_}}\n---\n")
