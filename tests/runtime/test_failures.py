@@ -407,6 +407,31 @@ def test_kills_from_outside_do_not_count_while_no_step_is_known() -> None:
     assert watcher.verdict == "run"
 
 
+@pytest.mark.parametrize(
+    ("steps", "lasted", "verdict"),
+    [("", 295, "run"), ("", 305, ""), ("step 7", 3595, "run"), ("step 7", 3605, "")],
+)
+def test_a_start_that_lasts_300_s_is_progress_and_of_an_hour_where_steps_are_known(
+    steps: str, lasted: float, verdict: str
+) -> None:
+    seen, failed = progress.Progress(), {"round": 1, "world": 1, "rank": 0, "code": 1}
+    watcher = Observer(failures.Ledger(), seen, "0", "a", Limits(failures=2), lambda line: None)
+    watcher.starting(failed)
+    seen.take(steps.encode())
+    watcher.failed(failed)
+    seen.since = time.monotonic() - lasted
+    watcher.failed(failed)
+    assert watcher.verdict == verdict
+
+
+def test_without_etcd_a_worker_that_is_not_alone_ends_without_the_run() -> None:
+    for world, verdict in ((1, "run"), (2, "worker")):
+        ledger = failures.Ledger()
+        for number in range(3):
+            ledger.add(replace(failure(number, "a"), world=world))
+        assert ledger.verdict("a", 3) == verdict
+
+
 def test_the_ledger_in_etcd_keeps_the_last_rounds(client: etcd.Client, prefix: str) -> None:
     ledger = failures.EtcdLedger(client, prefix, "run")
     for number in range(1, 31):

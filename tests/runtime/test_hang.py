@@ -163,7 +163,7 @@ def test_a_process_that_is_stopped_or_has_an_earlier_ones_number_is_asked_in_bou
 def test_without_a_limit_a_long_pause_is_only_told() -> None:
     now = 0.0
     seen = progress.Progress(clock=lambda: now)
-    assert hang.overdue(seen, 0, 1800, 5000) == 0
+    assert hang.overdue(seen, 0, 1800, 5000) == hang.overdue(seen, 200, 1800, 5000) == 0, "no step was seen"
     for number in (1, 2, 3):
         now += 100
         seen.take(b"step %d" % number)
@@ -174,6 +174,33 @@ def test_without_a_limit_a_long_pause_is_only_told() -> None:
     assert hang.overdue(seen, 200, 1800, now + 1799) == 0
     assert hang.overdue(seen, 200, 1800, now + 1801) == 1801
     assert hang.overdue(seen, 0, 1800, now + 9999) == 0
+
+
+def test_without_a_limit_a_pause_of_less_than_ten_minutes_is_not_told() -> None:
+    now = 0.0
+    seen = progress.Progress(clock=lambda: now)
+    for number in (1, 2, 3):
+        now += 1
+        seen.take(b"step %d" % number)
+    assert hang.overdue(seen, 0, 1800, now + 599) == 0
+    assert hang.overdue(seen, 0, 1800, now + 601) == 601
+
+
+def test_the_recorder_keeps_2000_collectives_where_the_job_does_not_say_how_many() -> None:
+    size = "TORCH_FR_BUFFER_SIZE"
+    assert hang.environment({}, "")[size] == "2000"
+    assert hang.environment({size: "9"}, "")[size] == "9"
+
+
+def test_who_asks_again_within_5_seconds_gets_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    observer = Observer(failures.Ledger(), progress.Progress(), "0", "node", Limits(), lambda _: None)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    first = observer.ranks()
+    now += 4.9
+    assert observer.ranks() is first
+    now += 0.2
+    assert observer.ranks() is not first
 
 
 class Ledger(failures.Ledger):
