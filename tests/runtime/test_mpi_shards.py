@@ -1,4 +1,4 @@
-"""Shards of a job whose launcher loses a worker. sshd and mpirun are small stand-ins here."""
+"""A launcher that loses a worker or is told to end. sshd and mpirun are small stand-ins here."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ ENDS_WELL = """#!/bin/sh
 case "$*" in *bireme-rank*) echo bireme-rank 127 2; exit;; esac
 touch $FOLDER/runs
 until [ -e $FOLDER/go ]; do sleep 0.1; done
+"""
+# Ends when mpirun is called once more to end the ranks that an earlier call has started.
+ENDED_BY_ANOTHER = """#!/bin/sh
+case "$*" in *bireme_runtime.mpi.earlier*bireme-rank*)
+  [ -e $FOLDER/runs ] && touch $FOLDER/passed-on
+  echo bireme-rank 127 2; exit;;
+esac
+touch $FOLDER/runs
+until [ -e $FOLDER/passed-on ]; do sleep 0.1; done
 """
 # A rank that Horovod removes while it has a shard: it ends as one that crashed.
 REMOVED = """#!/bin/sh
@@ -128,6 +137,16 @@ def test_a_machine_that_died_is_waited_for_where_mpirun_ends_well_before_its_con
     output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 75, output
     assert "127.0.1.1 went away while the program ran" in output
+
+
+def test_a_launcher_that_is_no_worker_passes_sigterm_on_to_the_ranks_of_the_workers(
+    launch: Pods, tmp_path: Path
+) -> None:
+    launcher = launch(mpirun=ENDED_BY_ANOTHER)
+    until((tmp_path / "runs").exists, what="mpirun to start")
+    launcher.terminate()
+    assert launcher.wait(120) == 143
+    assert (tmp_path / "passed-on").exists()
 
 
 def test_a_worker_that_leaves_gives_back_its_ranks_shards_without_a_failure(
