@@ -96,6 +96,18 @@ def test_an_exit_code_that_no_restart_helps_fails_the_job_at_once(release: Relea
     assert "ended first, exit code 78" in " ".join(told.split())
 
 
+@pytest.mark.whole
+def test_a_lost_worker_counts_twice_because_its_own_pod_fails_and_the_launchers_too(
+    release: ReleaseFactory,
+) -> None:
+    job = release("mpi-training", sets=["workers=2", "recovery.backoffLimit=2", ALONE], **P4D)
+    for pod in live(job, "worker"):
+        faults.fail(job.cluster, pod, 75, job.namespace)
+    job.wait()
+    faults.fail(job.cluster, live(job, "worker")[0], 75, job.namespace)
+    assert [each.category for each in job.wait(until="job-failed")] == ["job-failed"]
+
+
 def key(job: InstalledRelease) -> bytes:
     (secret,) = [item for item in job.objects("secrets") if item["metadata"]["name"] == f"{job.name}-ssh"]
     return base64.b64decode(secret["data"]["ssh-privatekey"])
@@ -213,10 +225,15 @@ class TestMpiJob:
         job.uninstall()
         faults.remove_node(cluster, node)
 
-    def test_a_failed_launcher_fails_the_job_with_a_reason(self, release: ReleaseFactory) -> None:
-        job = release("mpi-training", sets=[*self.SETS, "recovery.backoffLimit=0"], **P4D)
-        (launcher,) = live(job, "launcher")
-        faults.fail(job.cluster, launcher, 3, job.namespace)
+    @pytest.mark.parametrize("restarts", core(0, of=[0, 1]))
+    def test_a_launcher_that_fails_once_too_often_fails_the_job_with_a_reason(
+        self, release: ReleaseFactory, restarts: int
+    ) -> None:
+        job = release("mpi-training", sets=[*self.SETS, f"recovery.backoffLimit={restarts}"], **P4D)
+        for _ in range(restarts + 1):
+            job.wait()
+            (launcher,) = live(job, "launcher")
+            faults.fail(job.cluster, launcher, 3, job.namespace)
         job.until(lambda: [each.category for each in job.differences()] == ["job-failed"])
         assert "backoff limit" in job.differences()[0].sentence
         job.until(lambda: not live(job, "worker"))
