@@ -19,6 +19,7 @@ import pytest
 
 from bireme_runtime.dispatcher import Dispatcher
 from bireme_runtime.etcd import client as etcd
+from bireme_runtime.paddle.job import Job
 from bireme_runtime.paddle.run import Client, Report, Rules, Run, Unreadable, View, last_save, serve
 from bireme_runtime.paddle.supervisor import Server
 from bireme_runtime.process.disk import write_whole
@@ -192,6 +193,7 @@ def test_one_pod_tells_a_web_hook_how_the_run_has_ended(
     until(lambda: hook.messages, what="the message of the pod that was first")
     (message,) = hook.messages
     assert message["outcome"] == outcome
+    assert len(job.trained(0)) == len(job.trained(1)) == 1, "no retry can help after 78"
 
 
 def test_trainers_that_failed_or_that_an_upgrade_adds_join_the_running_job(job: PaddleJob) -> None:
@@ -339,6 +341,16 @@ def test_a_pass_is_divided_by_the_number_of_trainers_at_its_start(run: Run) -> N
     # A later report of an older revision changes nothing.
     run.report(report("trainer", 1, run, "training", trainers=2, revision=1))
     assert run.size(2) == 4
+
+
+def test_a_trainer_has_its_part_of_other_files_too(run: Run, tmp_path: Path) -> None:
+    server = serve(run, port := free_port())
+    env = {"BIREME_PADDLE_COORDINATOR": f"127.0.0.1:{port}", "BIREME_PADDLE_OUTPUT": str(tmp_path),
+           "BIREME_PADDLE_ATTEMPT": "1", "BIREME_PADDLE_FIRST_PASS": "0"}  # fmt: skip
+    trainers = [Job({**env, "PADDLE_TRAINER_ID": str(index)}) for index in range(3)]
+    parts = [each.part(["a", "b", "c", "d", "e"], 0) for each in trainers]
+    assert list(map(list, parts)) == [["a", "c", "e"], ["b", "d"], []], "the pass began with two trainers"
+    server.close()
 
 
 def test_trainers_that_scaling_removed_are_not_waited_for(run: Run) -> None:
