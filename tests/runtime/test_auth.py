@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from bireme_runtime.elastic.agent import supervisor
 from bireme_runtime.elastic.rendezvous import rules
 from bireme_runtime.elastic.rendezvous.membership import Identity, Rendezvous, new_base
 from bireme_runtime.etcd import check
@@ -75,6 +77,22 @@ def test_a_user_without_permission_for_the_status_can_check_that_etcd_is_up(
     # It could be that the password has yet to be set up, so this is asked again for a while.
     lost = {**secret, "BIREME_ETCD_PASSWORD": "lost", "BIREME_WAIT_SECONDS": "1"}
     assert check.main([server.endpoint], lost) == 1
+
+
+def test_a_worker_whose_user_etcd_refuses_ends_with_77_also_between_two_logins(
+    server: EtcdServer,
+    secret: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert set_up_users(secret)
+    # The second login comes after 10 s.
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    monkeypatch.setattr(supervisor, "_ETCD_SECONDS", 0.2)
+    env = {**os.environ, **secret, "BIREME_ETCD_PASSWORD": "lost", "BIREME_WAIT_SECONDS": "1"}
+    env |= {"PET_RDZV_BACKEND": "bireme-etcd", "PET_RDZV_ENDPOINT": server.endpoint, "PET_RDZV_ID": "run"}
+    assert supervisor.main([__file__], env) == 77
+    assert "etcd refuses the user: authentication failed" in capsys.readouterr().err
 
 
 def test_a_member_joins_a_protected_cluster_as_root(server: EtcdServer, secret: dict[str, str]) -> None:

@@ -245,6 +245,11 @@ class Client:
 
     # Requests ----------------------------------------
 
+    @property
+    def denied(self) -> AuthError | None:
+        """Why etcd has refused the last login; None if it has not."""
+        return self._shared.login_pace.denied
+
     def call(self, path: str, body: dict[str, Any], repeatable: bool = True) -> dict[str, Any]:
         """POST a request to the gateway, on one endpoint after another, and return the response.
 
@@ -305,7 +310,11 @@ class Client:
             body = {"name": self._credentials.username, "password": self._credentials.password}
             # To give up and ask again would let etcd compute it twice.
             patient = self.with_timeout(max(self._timeout, _LOGIN_TIMEOUT))
-            answer = patient._exchange(endpoint, "/v3/auth/authenticate", body, "")
+            try:
+                answer = patient._exchange(endpoint, "/v3/auth/authenticate", body, "")
+            except AuthError as error:
+                shared.login_pace.denied = error
+                raise
             shared.token = str(answer.get("token", ""))
             shared.login_pace.reset()
             with contextlib.suppress(OSError):
@@ -507,11 +516,13 @@ def wait_until_up(client: Client, seconds: float, say: Say) -> EndpointStatus:
         try:
             return _probe(client)
         except (Unavailable, Ambiguous, AuthError) as error:
-            if wait.a_moment("etcd", f": {error}"):
+            # Between two logins there is no other answer.
+            refused = error if isinstance(error, AuthError) else client.denied
+            if wait.a_moment("etcd", f": {refused or error}"):
                 continue
-            if isinstance(error, AuthError):
+            if refused:
                 advice = "check the Secret with its name and password"
-                raise AuthError(f"etcd refuses the user: {error}; {advice}", error.code) from error
+                raise AuthError(f"etcd refuses the user: {refused}; {advice}", refused.code) from error
             raise Unavailable(f"etcd did not answer within {seconds:.0f} s: {error}") from error
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bireme_runtime.etcd.history import History
+from bireme_runtime.etcd.messages import AuthError
 from bireme_runtime.process.http import Address, Connections, parse_address
 
 DEFAULT_PORT = 2379
@@ -153,6 +154,8 @@ class _LoginPace:
         self.first_window = 0.0
         self._failures = 0
         self._due = 0.0
+        # What etcd has said of the last login, if it has refused that.
+        self.denied: AuthError | None = None
 
     def wait(self, seconds: float, at_once: bool) -> bool:
         """Wait for the turn, at most so many seconds; returns whether it has come. The first is at once."""
@@ -171,7 +174,7 @@ class _LoginPace:
 
     def reset(self) -> None:
         """The login has succeeded."""
-        self._failures = 0
+        self._failures, self.denied = 0, None
 
 
 def tls_context(credentials: Credentials) -> ssl.SSLContext:
