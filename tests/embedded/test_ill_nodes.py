@@ -101,8 +101,15 @@ def test_a_worker_leaves_its_node_when_that_falls_ill_and_is_placed_elsewhere(
     job = release("torch-elastic", sets=SETS, **JOB)
     until(lambda: place(job, 0)[1] and place(job, 1)[1], what="both workers to run")
     (node, pod), other = place(job, 0), place(job, 1)
-    began = time.monotonic()
+    budgets = f"/apis/policy/v1/namespaces/{job.namespace}/poddisruptionbudgets"
+    kind = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": job.name}}
+    selector = {"matchLabels": {"app.kubernetes.io/instance": job.name}}
+    cluster.api.create(budgets, {**kind, "spec": {"minAvailable": 2, "selector": selector}})
     ail(node, AILMENTS[why])
+    until(lambda: f"{pod} stays on {node}" in controller.log.read_text(), 60, controller.log.read_text)
+    assert place(job, 0) == (node, pod), "a PodDisruptionBudget holds"
+    cluster.api.delete(f"{budgets}/{job.name}")
+    began = time.monotonic()
     until(lambda: place(job, 0)[0] not in ("", node), 240, controller.log.read_text, every=0.5)
     print(f"elsewhere after {time.monotonic() - began:.1f} s")
     assert place(job, 0)[1] != pod

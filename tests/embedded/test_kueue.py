@@ -172,17 +172,25 @@ def test_a_job_waits_for_quota_in_its_place_and_status_says_why(queues: Queues) 
     assert queues.sentence("second") == ""
 
 
-def test_a_job_of_higher_priority_goes_first(queues: Queues) -> None:
-    for name, value in {"low": 1, "high": 10}.items():
+def test_a_job_of_higher_priority_goes_first_and_one_that_it_preempts_starts_again_later(
+    queues: Queues,
+) -> None:
+    for name, value in {"low": 1, "high": 10, "highest": 100}.items():
         queues.make("workloadpriorityclasses", name, {"value": value})
-    queues.queue("training", nodes=1)
-    queues.install("holder", "training", "workers=1")
+    queues.queue("training", nodes=1, preemption={"withinClusterQueue": "LowerPriority"})
+    queues.install("holder", "training", "workers=1", "queue.priorityClass=high")
     queues.waits("patient", "training", "workers=1", "queue.priorityClass=low")
     assert "place 1 of 2" in queues.waits("urgent", "training", "workers=1", "queue.priorityClass=high")
     assert "place 2 of 2" in queues.sentence("patient")
     queues.uninstall("holder")
     queues.runs("urgent", 1)
     assert queues.phases("patient") == []
+    queues.install("preempts", "training", "workers=1", "queue.priorityClass=highest")
+    queues.runs("preempts", 1)
+    queues.runs("urgent", 0)
+    assert "waits in queue training, place 1 of 2" in queues.sentence("urgent")
+    queues.uninstall("preempts")
+    queues.runs("urgent", 1)
 
 
 def test_a_team_borrows_what_another_does_not_use_and_gives_it_back(queues: Queues) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import socket
 import threading
+import time
 from http.server import ThreadingHTTPServer
 
 import pytest
@@ -222,3 +224,22 @@ def test_status_shows_how_much_of_a_run_is_left() -> None:
     assert WorkerStatus.of("job", answer).pace == "step 1200, 0.50 a second", "of an older worker"
     told = answer | {"totalSteps": 5000, "secondsLeft": 7600.0}
     assert WorkerStatus.of("job", told).pace == "step 1200 of 5000 (24%), 0.50 a second, 2 h 6 min left"
+
+
+def test_the_newest_snapshot_is_in_the_metrics_and_a_line_of_the_status() -> None:
+    kept = {"step": 70, "time": time.time() - 30, "MiB": 12, "copies": 1, "flushed": 60, "count": 9}
+    seen, starts = progress.Progress(), monitor.Starts()
+    told = monitor.WorkerStatus(
+        starts, seen, failures.Ledger(), str, snapshots=lambda: {**kept, "blockedSeconds": 2.5}
+    )
+    metrics = re.findall(r"^bireme_snapshot_(\w+) ([\d]+)", told.metrics(), re.MULTILINE)
+    assert dict(metrics) == {"step": "70", "age_seconds": "30", "copies": "1", "blocked_seconds_total": "2"}
+    told.snapshots = dict
+    assert "bireme_snapshot" not in told.metrics()
+    told.snapshots = lambda: {**kept, "blockedSeconds": 2.5}
+    console = Console(file=io.StringIO(), width=200)
+    console.print(worker_status_view(WorkerStatus.of("job", told.status())))
+    assert (
+        "newest snapshot: step 70, 30 s ago, 12 MiB, copies at other workers: 1, step 60 on the claim; "
+        "ranks waited 2.5 s for 9"
+    ) in console.file.getvalue()  # type: ignore[attr-defined]

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,18 +114,58 @@ def test_a_signal_reaches_the_script(tmp_path: Path) -> None:
     assert found["codes"] == [0, 5]
 
 
-def test_a_module_with_threads_makes_starts_cold(tmp_path: Path) -> None:
+THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+# There is no device here: whoever looks at the open file is told that it is one.
+DEVICE = """
+import os
+readlink, here = os.readlink, open(__file__)
+os.readlink = lambda path: {!r} if path == f"/proc/self/fd/{{here.fileno()}}" else readlink(path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (THREAD, "keeps 1 threads running"),
+        (DEVICE.format("/dev/nvidia0"), "has opened /dev/nvidia0"),
+        (DEVICE.format("/dev/neuron0"), "has opened /dev/neuron0"),
+        (DEVICE.format("/dev/infiniband/uverbs0"), "has opened /dev/infiniband/uverbs0"),
+    ],
+    ids=["thread", "GPU", "Neuron", "EFA"],
+)
+def test_a_module_with_threads_or_an_open_device_makes_starts_cold(
+    tmp_path: Path, module: str, why: str
+) -> None:
     packages = tmp_path / "packages"
     packages.mkdir()
-    (packages / "busy.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
-    )
+    (packages / "busy.py").write_text(module)
     own = tmp_path / "own"
     own.mkdir()
     script = write(own, "import busy\n")
     with pytest.raises(subprocess.CalledProcessError) as refusal:
         run(script, PYTHONPATH=f"{RUNTIME}{os.pathsep}{packages}")
-    assert "Unusable: an imported module keeps 1 threads running" in refusal.value.stderr
+    assert f"Unusable: an imported module {why}" in refusal.value.stderr
+
+
+def test_a_program_that_is_no_python_script_starts_cold_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Handler:
+        """As much as torch's SubprocessHandler has of a cold start."""
+
+        def _popen(self, args: Sequence[str], env: Mapping[str, str]) -> str:
+            return "cold"
+
+    name = "torch.distributed.elastic.multiprocessing.api"
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(SubprocessHandler=Handler))  # type: ignore[arg-type]
+    said: list[str] = []
+    warm.fork_ranks_from(None, said.append)  # type: ignore[arg-type]
+    assert Handler()._popen(["./train", "-u", "x"], {}) == "cold"
+    assert Handler()._popen([sys.executable, "-u", "./train"], {}) == "cold"
+    assert said == [
+        "this rank starts cold: ./train is not started as a Python script",
+        "this rank starts cold: ./train is neither a .py file nor a module",
+    ]
 
 
 def test_what_libraries_read_at_import_must_not_differ(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bireme.live import observe as observing
 from bireme.live.deploy import Deployer
 from bireme.live.observe import Difference, Observation, check, compare, observe
 from bireme.live.pods import NodeState, ObservedPod, observed_pod, shorten
-from bireme.live.queue_position import UNSEEN, QueuePosition
+from bireme.live.queue_position import UNSEEN, QueuePosition, queue_positions, sentence
 from bireme.plan.queues import Queued
 from bireme.plan.topology import Plan, Totals, expand
 from bireme.plan.workloads.model import ObservedWorkload, PodPlan, WorkloadPlan
@@ -380,6 +380,27 @@ def test_a_queue_that_has_not_seen_a_job_does_not_hold_it_for_a_minute(
     nothing: Any = None
     deployer = Deployer(AnsweringCluster(Answers()), nothing, nothing, {})  # type: ignore[arg-type]
     assert deployer._is_held(plan, compare(plan, []), unchanged) is is_held
+
+
+@pytest.mark.parametrize(("everywhere", "place"), [(True, ", place 1 of 1"), (False, "")])
+def test_the_place_in_a_queue_is_left_out_where_other_namespaces_may_not_be_read(
+    everywhere: bool, place: str
+) -> None:
+    class Some(Answers):
+        def get(self, path: str, **query: str) -> dict[str, Any]:
+            if everywhere or "/namespaces/" in path:
+                return super().get(path)
+            raise ApiError(403, f"refused {path}")
+
+    meta = {"name": "training", "namespace": "team", "uid": "1", "creationTimestamp": ""}
+    owner = {"kind": "Job", "name": "imagenet-r1"}
+    workload = {"metadata": {**meta, "ownerReferences": [owner]}, "spec": {"queueName": "training"}}
+    queue = {"metadata": meta, "spec": {"clusterQueue": "all"}}
+    waits = Queued("Job", "imagenet-r1", "training", "", 2, {}, ("imagenet-r1",))
+    api: Any = Some(workloads=[workload], localqueues=[queue])
+    assert [*map(sentence, queue_positions(api, "team", [waits]))] == [
+        f"Job/imagenet-r1 waits in queue training{place}"
+    ]
 
 
 CONTAINERS = {"containers": [{"name": "main", "image": "a"}]}
