@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from bireme.helm import Render
 from bireme.plan.instances import Instance
 from tests.support.rendered import PlanChart, RenderChart, the
@@ -50,6 +52,32 @@ def test_nodes_whose_labels_tell_of_nvidia_gpus_need_no_known_type(render: Rende
         "karpenter.k8s.aws/instance-gpu-manufacturer": ["nvidia"],
         "nvidia.com/gpu.present": ["true"],
     }
+
+
+# The agent's JSON schema accepts this document: aws/amazon-cloudwatch-agent, schema.json at ab55b8d. That was
+# tried by hand, because the Go proxy has no version of the module.
+CONFIGURATION = """
+agent: {region: us-west-2}
+logs:
+  metrics_collected: {kubernetes: {cluster_name: do-eks, metrics_collection_interval: 10}}
+  force_flush_interval: 5
+metrics:
+  namespace: CWAgent
+  append_dimensions: {AutoScalingGroupName: "${aws:AutoScalingGroupName}", InstanceId: "${aws:InstanceId}"}
+  metrics_collected:
+    nvidia_gpu:
+      measurement: [utilization_gpu, utilization_memory, temperature_gpu, power_draw, memory_total, memory_used]
+      metrics_collection_interval: 10
+"""
+
+
+def test_the_configuration_of_the_cloudwatch_agent(render: RenderChart) -> None:
+    rendered = render(CHART, files=["charts/gpu-metrics/ci/container-insights-values.yaml"])
+    assert configuration(rendered) == yaml.safe_load(CONFIGURATION)
+    sets = [*CLOUDWATCH, "cloudwatch.namespace=Mine", "cloudwatch.intervalSeconds=5"]
+    metrics = configuration(render(CHART, sets=sets))["metrics"]
+    assert metrics["namespace"] == "Mine"
+    assert metrics["metrics_collected"]["nvidia_gpu"]["metrics_collection_interval"] == 5
 
 
 def test_without_container_insights_it_needs_no_folder_of_the_node_and_no_api(render: RenderChart) -> None:
