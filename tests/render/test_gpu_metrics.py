@@ -66,7 +66,8 @@ metrics:
   append_dimensions: {AutoScalingGroupName: "${aws:AutoScalingGroupName}", InstanceId: "${aws:InstanceId}"}
   metrics_collected:
     nvidia_gpu:
-      measurement: [utilization_gpu, utilization_memory, temperature_gpu, power_draw, memory_total, memory_used]
+      measurement:
+        [utilization_gpu, utilization_memory, temperature_gpu, power_draw, memory_total, memory_used]
       metrics_collection_interval: 10
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import email
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import bireme_runtime
+from bireme_runtime.elastic.rendezvous import rules
 from tests.runtime.etcd_servers import RUNTIME
 
 PACKAGE, METADATA = RUNTIME / "bireme_runtime", RUNTIME / "bireme_runtime.dist-info"
@@ -100,3 +102,59 @@ def test_the_paths_of_the_files_can_be_keys_of_a_config_map() -> None:
     keys = {str(path.relative_to(RUNTIME)).replace("/", "__") for path in FILES}
     assert len(keys) == len(FILES)
     assert all(key.replace("_", "").replace(".", "").replace("-", "").isalnum() for key in keys)
+
+
+# A constant, or several in a line, and where a variable is read by a name and with a default.
+CONSTANTS = r"^(\w+(?:, \w+)*) = ([^()\n]+)$"
+READ = r'(?:setting|integer|seconds|choice|get)\((?:(?:env|os\.environ), )?([\w".]+)(?:, |\) or )([^\s,)]+)'
+
+
+def defaults_in_code(places: list[str]) -> dict[str, set[str]]:
+    """The defaults, as text, with which modules in these places read each variable."""
+    text = "\n".join(path.read_text() for place in places for path in PACKAGE.glob(place))
+    constants: dict[str, str] = {}
+    for names, values in re.findall(CONSTANTS, text, re.MULTILINE):
+        constants |= zip(names.split(", "), values.split(", "), strict=False)
+    found: dict[str, set[str]] = {}
+    for pair in re.findall(READ, text):
+        name, default = (constants.get(re.sub(r"^[a-z]\w*\.", "", each), each).strip('"') for each in pair)
+        found.setdefault(name, set()).add(re.sub(r"\.0$", "", default))
+    return found
+
+
+def defaults_in_document(text: str) -> dict[str, str]:
+    """The default of each variable that has one word as a default in the tables of a document."""
+    found = {}
+    row = r"^\| (`[A-Z_]+`(?:, `[A-Z_]+`)*) \| ([^|]+) \|"
+    for names, defaults in re.findall(row, text, re.MULTILINE):
+        base, values = "", defaults.split(", ")
+        # One default is that of all variables of a row, and `_NAME` has the beginning of the one before.
+        for at, name in enumerate(re.findall("[A-Z_]+", names)):
+            base = base if name[0] == "_" else name
+            full = base.rpartition("_")[0] + name if name[0] == "_" else name
+            found[full] = values[min(at, len(values) - 1)].strip("`")
+    return {name: default for name, default in found.items() if re.fullmatch(r"[^ –]+", default)}
+
+
+@pytest.mark.parametrize(
+    ("document", "places"),
+    [
+        ("runtime.md", ["elastic/**/*.py", "etcd/client.py"]),
+        ("mpi.md", ["mpi/*.py"]),
+    ],
+)
+def test_variables_have_the_defaults_of_the_document(document: str, places: list[str]) -> None:
+    text = (RUNTIME.parents[1] / "docs" / document).read_text()
+    told, read = defaults_in_document(text), defaults_in_code(places)
+    wanted = {name: {default} for name, default in told.items() if default != "unset"}
+    assert {name: read.get(name, set()) - {""} for name in wanted} == wanted
+
+
+def test_the_settings_of_the_rendezvous_have_the_defaults_of_the_document() -> None:
+    text = (RUNTIME.parents[1] / "docs/runtime.md").read_text()
+    (row,) = re.findall(r"^\| `PET_RDZV_CONF` .*", text, re.MULTILINE)
+    told = {name: float(default) for name, default in re.findall(r"`(\w+)` (\d+)", row)}
+    settings = vars(rules.RunSettings("run", 1, 1))
+    assert told == {
+        name: settings[name] for name in settings if re.search("_(timeout|interval|attempt)$", name)
+    }
