@@ -75,7 +75,9 @@ def test_a_worker_that_receives_sigterm_saves_and_the_others_continue(job: Make,
     assert run.end("a") == 143
     assert not warm or "1 training processes have 10 s to save" in run.words("a")
     saved = run.wait_for("a", "saved", since)
-    assert run.wait_for("b", "start", since, world=2)["step"] >= saved["step"]
+    again = run.wait_for("b", "start", since, world=2)
+    assert again["step"] >= saved["step"]
+    assert again["failures"] == 0, "a change of membership is none"
     since = time.time()
     run.start("a", 0)
     run.wait_for_training("b", since, 3)
@@ -181,6 +183,24 @@ def test_a_run_survives_a_restart_and_the_loss_of_etcds_data(
     run.check_steps(60)
     if not empty:
         assert not run.notes("a", "start", since), "a short outage interrupts no training"
+
+
+COUNTS = """
+import os, pathlib, sys
+counts = pathlib.Path("/mnt/counts")
+counts.write_text((counts.read_text() if counts.exists() else "") + os.environ["TORCHELASTIC_RESTART_COUNT"])
+starts = len(counts.read_text())
+print("step", 1 if starts < 3 else 2, flush=True)
+sys.exit(starts < 4)
+"""
+
+
+def test_torch_counts_the_failures_of_a_worker_since_the_last_new_step(job: Make) -> None:
+    run = job(PET_NNODES="1:1")
+    (run.folder / "train.py").write_text(COUNTS)
+    run.start("a")
+    assert run.end("a") == 0
+    assert (run.folder / "counts").read_text() == "0121", "the third start has made a new step"
 
 
 @pytest.mark.whole

@@ -43,7 +43,10 @@ if checkpoint.exists():
     state = torch.load(checkpoint, map_location=device, weights_only=True)
     model.module.load_state_dict(state["model"])
     step = state["step"]
-note(event="start", rank=rank, world=world, step=step, pid=os.getpid(), agent=os.getppid())
+failures = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+note(
+    event="start", rank=rank, world=world, step=step, pid=os.getpid(), agent=os.getppid(), failures=failures
+)
 
 
 def save() -> None:
