@@ -157,7 +157,7 @@ def test_a_program_that_is_no_python_script_starts_cold_and_the_log_says_why(
             return "cold"
 
     name = "torch.distributed.elastic.multiprocessing.api"
-    monkeypatch.setitem(sys.modules, name, SimpleNamespace(SubprocessHandler=Handler))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(SubprocessHandler=Handler))
     said: list[str] = []
     warm.fork_ranks_from(None, said.append)  # type: ignore[arg-type]
     assert Handler()._popen(["./train", "-u", "x"], {}) == "cold"

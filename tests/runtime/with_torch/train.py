@@ -44,9 +44,7 @@ if checkpoint.exists():
     model.module.load_state_dict(state["model"])
     step = state["step"]
 failures = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-note(
-    event="start", rank=rank, world=world, step=step, pid=os.getpid(), agent=os.getppid(), failures=failures
-)
+note(event="start", rank=rank, world=world, step=step, pid=os.getpid(), agent=os.getppid(), failures=failures)
 
 
 def save() -> None:
