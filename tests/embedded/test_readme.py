@@ -83,7 +83,9 @@ WHOSE = {
 
 
 def test_its_table_tells_whose_images_the_charts_take(bireme_paths: Paths) -> None:
-    for row in re.findall(r"^\| \[.*", (ROOT / "README.md").read_text(), re.MULTILINE):
+    rows = re.findall(r"^\| \[.*", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert rows
+    for row in rows:
         taken = set()
         for chart in re.findall(r"charts/([\w-]+)/", row):
             values = yaml.safe_load((bireme_paths.charts / chart / "values.yaml").read_text())

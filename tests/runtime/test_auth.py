@@ -77,7 +77,7 @@ def test_a_user_without_permission_for_the_status_can_check_that_etcd_is_up(
     assert check.main([server.endpoint], lost) == 1
 
 
-# The second login of this worker comes after 10 s, and it waits for 1 s.
+# The second login of this worker comes after 10 s, and the worker waits for 1 s.
 BETWEEN_LOGINS = """
 import random, sys
 from bireme_runtime.elastic.agent import supervisor

@@ -13,7 +13,7 @@ import pytest
 
 from bireme_runtime.elastic.agent import launch, report
 from bireme_runtime.elastic.rendezvous import membership
-from bireme_runtime.process.errors import CONFIG, TEMPORARY, Stop
+from bireme_runtime.process.errors import CONFIG, TEMPORARY, SettingError, Stop, Unreachable
 from tests.runtime.etcd_servers import RUNTIME
 
 
@@ -45,6 +45,8 @@ class ChildFailedError(Exception):
         (ImportError("libcudart.so.12: cannot open shared object file"), report.MACHINE, 1),
         (Stop(TEMPORARY, "Cuda is not available."), report.MACHINE, 1),
         (Stop(CONFIG, "nproc"), report.CONFIG, 1),
+        (SettingError("BIREME_SPARES=x is not a whole number"), report.CONFIG, 1),
+        (Unreachable("the store does not answer"), report.RENDEZVOUS, 1),
         (membership.ThreadEnded("a thread ended"), report.MACHINE, 1),
         (ValueError("somewhere"), report.AGENT, 1),
         (RuntimeError("store"), report.AGENT, 1),

@@ -226,8 +226,12 @@ def test_status_shows_how_much_of_a_run_is_left() -> None:
     assert WorkerStatus.of("job", told).pace == "step 1200 of 5000 (24%), 0.50 a second, 2 h 6 min left"
 
 
-def test_the_newest_snapshot_is_in_the_metrics_and_a_line_of_the_status() -> None:
-    kept = {"step": 70, "time": time.time() - 30, "MiB": 12, "copies": 1, "flushed": 60, "count": 9}
+def test_the_newest_snapshot_is_in_the_metrics_and_a_line_of_the_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    kept = {"step": 70, "time": now - 30, "MiB": 12, "copies": 1, "flushed": 60, "count": 9}
     seen, starts = progress.Progress(), monitor.Starts()
     told = monitor.WorkerStatus(
         starts, seen, failures.Ledger(), str, snapshots=lambda: {**kept, "blockedSeconds": 2.5}

@@ -214,6 +214,9 @@ def test_a_job_that_saves_is_left_alone() -> None:
     seen = world(nodes(2), pods, [job("a", 2)])
     assert sizes(seen) == {"a": 1}
     assert sizes(replace(seen, saving=frozenset({"team/a"}))) == {}
+    roomy = world(nodes(3), workers("a", "n0", "n1"), [job("a", 2)])
+    assert sizes(roomy) == {"a": 3}
+    assert sizes(replace(roomy, saving=frozenset({"team/a"}))) == {}
 
 
 def test_workers_that_are_still_to_be_made_have_their_places() -> None:

@@ -40,6 +40,7 @@ LOGIN_FILE = "BIREME_ETCD_LOGIN"
 _LOGIN_MS = 30
 LOGIN_MS = "BIREME_ETCD_LOGIN_MS"
 _LOGIN_TIMEOUT = 30.0
+_TURN = "demands a login, which waits its turn"
 
 
 class Client:
@@ -247,7 +248,7 @@ class Client:
 
     @property
     def denied(self) -> AuthError | None:
-        """Why etcd has refused the last login; None if it has not."""
+        """Why etcd has refused the last login. None if it has not."""
         return self._shared.login_pace.denied
 
     def call(self, path: str, body: dict[str, Any], repeatable: bool = True) -> dict[str, Any]:
@@ -304,7 +305,7 @@ class Client:
                 return
             # etcd forgets all tokens when it restarts, and computes a twentieth of a second for each login.
             if not shared.login_pace.wait(self._timeout, at_once=not shared.refused):
-                raise Unavailable(f"{endpoint} demands a login, which waits its turn")
+                raise Unavailable(f"{endpoint} {_TURN}")
             if self._use_login_of_others():
                 return
             body = {"name": self._credentials.username, "password": self._credentials.password}
@@ -517,7 +518,8 @@ def wait_until_up(client: Client, seconds: float, say: Say) -> EndpointStatus:
             return _probe(client)
         except (Unavailable, Ambiguous, AuthError) as error:
             # Between two logins there is no other answer.
-            refused = error if isinstance(error, AuthError) else client.denied
+            denied = client.denied if _TURN in str(error) else None
+            refused = error if isinstance(error, AuthError) else denied
             if wait.a_moment("etcd", f": {refused or error}"):
                 continue
             if refused:

@@ -323,7 +323,7 @@ def unless(over: Callable[[], bool], ask: Callable[[], Answer]) -> Answer:
     answer = in_thread(ask, "bireme-store")
     while not wait([answer], _ANSWER_SECONDS).done:
         if over():
-            raise Unreachable("rank 0 of the round is gone or paused, and its store does not answer")
+            raise Unreachable("the store of the round, which is on rank 0, does not answer")
     return answer.result()
 
 

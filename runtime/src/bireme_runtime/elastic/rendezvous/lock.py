@@ -25,7 +25,7 @@ class RunLock:
         self._mine = f"{self._root}{settings.run_id}/"
 
     def awaited(self) -> str:
-        """What to wait for while another run holds the lock, in words; empty while none does."""
+        """What to wait for while another run holds the lock, in words. Empty while none does."""
         mine, root = self._mine, self._root
         before, after = self._client.spans(
             etcd.Span(root, mine, keys_only=True, limit=1),

@@ -60,7 +60,7 @@ class Users:
         if any(len(each) != 3 for each in users):
             raise SettingError("each line of the Secret's key releases needs a user, a password and a prefix")
         if any(name == _ROOT for name, *_ in users):
-            raise SettingError("the user cannot be root, which is etcd's own: change username in the Secret")
+            raise SettingError("the user cannot be root, which is etcd's own: name another one in the Secret")
         return [cls(env["BIREME_ETCD_ROOT_PASSWORD"], *each) for each in users]
 
 
