@@ -40,7 +40,7 @@ EXIT_CODE_ANNOTATION = "bireme/exit-code"
 
 # --- on nodes ---
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
-# What Karpenter's labels of instance types begin with.
+# The prefix of Karpenter's labels for instance types.
 KARPENTER_INSTANCE = "karpenter.k8s.aws/instance-"
 CAPACITY_TYPE_LABEL = "karpenter.sh/capacity-type"
 # The maker of GPUs, as EKS Auto Mode has it, and a mark of NVIDIA's GPU feature discovery.

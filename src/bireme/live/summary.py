@@ -25,10 +25,10 @@ _UNITS = (("d", 86400), ("h", 3600), ("m", 60))
 class ReleaseStatus(Plain):
     """The plan, the live pods, and how they differ.
 
-    ``notes`` are the chart's; ``shards`` the progress of its datasets, if it has a dispatcher;
-    ``worker_statuses`` the runs of its elastic jobs; ``causes`` are sentences about missing nodes;
-    ``failures`` what the controller has kept of each Job's first failed pod; ``workloads`` what live objects
-    say of themselves.
+    ``notes`` are the chart's. ``shards`` is the progress of its datasets, if it has a dispatcher.
+    ``worker_statuses`` are the runs of its elastic jobs. ``causes`` are sentences about missing nodes.
+    ``failures`` is what the controller has kept of each Job's first failed pod. ``workloads`` is what the
+    status of each live object says.
     """
 
     hidden = ("notes", "workloads")

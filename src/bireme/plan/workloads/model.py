@@ -143,7 +143,7 @@ class WorkloadKind(Protocol):
     has_state: ClassVar[bool] = True
     """Whether `state` reads anything from the live object."""
     complete: ClassVar[str] = ""
-    """The condition of a live job that is done."""
+    """The type of the condition that is true when a job is done. Empty for what is no job."""
     installation: ClassVar[str] = "kubectl api-resources"
     """The command that gives a cluster the kind, or lists those that it has."""
     suspension: ClassVar[Mapping[str, Any] | None] = None
